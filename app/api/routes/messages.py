@@ -1,0 +1,99 @@
+"""Send a message, and read the history."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from app.api.answers import JsonAnswer, problem_answer
+from app.api.dependencies import CallerDep, ConversationIdDep, RequestIdDep, RunnerDep
+from app.api.pagination import encode_cursor, page_answer, turn_number_of
+from app.api.schemas.message import SendMessage
+from app.api.schemas.page import Page
+from app.api.strict_json import StrictJsonRoute
+from app.chat.runner import TurnWithMessages
+from app.chat.turn import Prompt
+from app.runs import TurnStatus
+from app.wire.message import MessageDocument, message_document
+from app.wire.problem import TURN_CANCELLED, about_turn, document_of
+from app.wire.turn import TurnDocument, turn_document, turn_links
+
+router = APIRouter(
+    prefix="/v1/conversations/{conversation_id}/messages",
+    tags=["messages"],
+    route_class=StrictJsonRoute,
+)
+
+CURSOR = "messages"
+
+
+@router.post(
+    "",
+    summary="Send a message and wait for the answer",
+    response_model=None,
+    responses={200: {"model": TurnDocument}},
+)
+async def send(
+    caller: CallerDep,
+    runner: RunnerDep,
+    conversation_id: ConversationIdDep,
+    request_id: RequestIdDep,
+    body: SendMessage,
+) -> Response:
+    prompt = Prompt(
+        content=body.content, metadata=body.metadata, request_id=request_id, trace_id=None
+    )
+    return ended_turn_answer(await runner.send_message(caller, conversation_id, prompt))
+
+
+@router.get(
+    "",
+    summary="Read the history, oldest first",
+    response_model=None,
+    responses={200: {"model": Page[MessageDocument]}},
+)
+async def history(
+    request: Request,
+    caller: CallerDep,
+    runner: RunnerDep,
+    conversation_id: ConversationIdDep,
+    limit: Annotated[int, Query(ge=1, le=200, description="How many turns.")] = 20,
+    cursor: Annotated[str | None, Query(max_length=500)] = None,
+) -> Response:
+    """The first page holds the latest turns; `next_cursor` leads to older ones."""
+    before = turn_number_of(cursor, CURSOR)
+    placed = await runner.get_history(caller, conversation_id, limit=limit, before=before)
+    documents = [
+        message_document(item.message, item.turn_id, item.turn_number)
+        for item in placed
+        if item.message.is_shown
+    ]
+    first = placed[0].turn_number if placed else 1
+    older = encode_cursor(CURSOR, first) if first > 1 else None
+    return page_answer(request, documents, older)
+
+
+def ended_turn_answer(ended: TurnWithMessages) -> Response:
+    """The turn as it was stored; its own problem where it failed."""
+    turn = ended.turn
+    headers = {"X-Turn-ID": str(turn.id)}
+    if turn.status is TurnStatus.CANCELLED:
+        path = turn_links(turn.run_id, turn.id)["self"]
+        document = document_of(TURN_CANCELLED, instance=path, request_id=turn.request_id)
+        answer: Response = problem_answer(about_turn(document, turn.run_id, turn.id))
+    elif turn.error is not None:
+        wait = turn.error.get("retry_after")
+        answer = problem_answer(turn.error, retry_after=wait if isinstance(wait, int) else None)
+    else:
+        answer = turn_answer(ended)
+    answer.headers.update(headers)
+    return answer
+
+
+def turn_answer(stored: TurnWithMessages) -> JsonAnswer:
+    messages = [
+        message_document(item.message, item.turn_id, item.turn_number)
+        for item in stored.messages
+        if item.message.is_shown
+    ]
+    return JsonAnswer(turn_document(stored.turn, messages))

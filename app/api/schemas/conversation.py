@@ -1,0 +1,32 @@
+"""Bodies that create conversations."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api.schemas.text import Metadata, StorableText, WrittenText
+from app.chat.config import DEFAULT_PROFILE
+
+
+class ConfigOverrides(BaseModel):
+    """What a client may set of the default profile."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    instructions: Annotated[StorableText, Field(max_length=100_000)] | None = None
+    max_context_turns: Annotated[int, Field(ge=1, le=200)] | None = None
+
+
+class CreateConversation(BaseModel):
+    """Everything is optional."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"examples": [{"title": "Trip to Oslo"}]}
+    )
+
+    title: Annotated[WrittenText, Field(max_length=200)] | None = None
+    metadata: Metadata = Field(default_factory=dict[str, object])
+    profile: Literal["default"] = DEFAULT_PROFILE
+    config: ConfigOverrides = Field(default_factory=ConfigOverrides)
+    session_id: Annotated[StorableText, Field(min_length=1, max_length=200)] | None = None
+    parent_workflow_id: Annotated[StorableText, Field(min_length=1, max_length=200)] | None = None

@@ -1,0 +1,23 @@
+"""What routes may use: runners, who is calling, and health. Nothing of the machinery below."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from app.chat.runner import ChatWorkflowRunner
+from app.health import Health
+from app.identity.authenticator import Authenticator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """`max_body` in bytes."""
+
+    runner: ChatWorkflowRunner
+    authenticator: Authenticator
+    health: Health
+    max_body: int
+
+
+def services_of(request: Request) -> Services:
+    return request.app.state.services

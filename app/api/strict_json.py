@@ -1,0 +1,81 @@
+"""Bodies: bounded while they are read, and JSON as RFC 8259 has it, not as Python reads it."""
+
+import json
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.services import services_of
+from app.errors import BodyTooLargeError, MalformedJsonError, UnsupportedMediaTypeError
+
+
+class StrictJsonRoute(APIRoute):
+    """Reads a route's body before FastAPI does, so that nothing else has to be caught there."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        takes_body = self.body_field is not None
+
+        async def strict(request: Request) -> Response:
+            if not takes_body:
+                return await handle(request)
+            body = await _read(request, services_of(request).max_body)
+            if body:
+                _require_json(request)
+            return await handle(_ReadRequest(request, body, parse(body) if body else None))
+
+        return strict
+
+
+class _ReadRequest(Request):
+    """A request whose body was read and parsed before."""
+
+    def __init__(self, request: Request, body: bytes, document: object) -> None:
+        super().__init__(request.scope, request.receive)
+        self._body = body
+        self._json = document
+
+
+def parse(body: bytes) -> object:
+    """Raises MalformedJsonError also for NaN, Infinity, 1e999, a byte order mark and deep nests."""
+    try:
+        return json.loads(
+            body.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite
+        )
+    except (ValueError, RecursionError) as error:
+        raise MalformedJsonError from error
+
+
+def _refuse_constant(_: str) -> NoReturn:
+    raise ValueError("JSON has no such number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("the number is too large")
+    return number
+
+
+def _require_json(request: Request) -> None:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise UnsupportedMediaTypeError
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise BodyTooLargeError(limit)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise BodyTooLargeError(limit)
+        chunks.append(chunk)
+    return b"".join(chunks)

@@ -1,0 +1,8 @@
+"""A conversation without a title takes its first message's beginning."""
+
+LONGEST_TITLE = 80
+
+
+def title_of(prompt: str) -> str:
+    """The first 80 characters, on one line."""
+    return " ".join(prompt[: LONGEST_TITLE * 4].split())[:LONGEST_TITLE].rstrip()

@@ -1,0 +1,170 @@
+"""The command line: serve, migrate, keys, openapi. Errors are one line, the status then 1."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+from uuid import UUID
+
+import typer
+import uvloop
+from pydantic.fields import FieldInfo
+
+from app.api.application import create_application
+from app.bootstrap import prepare_schema
+from app.errors import ChatWorkflowError
+from app.identity.keys import SCOPES, Keys
+from app.ids import KeyId
+from app.observability.logging import configure_logging
+from app.server import serve as serve_until_told
+from app.settings import Settings, SettingsError, load_settings
+from app.storage import embedded
+from app.storage.database import Database
+from app.storage.key_store import KeyStore
+from app.storage.schema import migrate as migrate_schema
+from app.wire.moment import rfc3339
+
+T = TypeVar("T")
+
+
+app = typer.Typer(
+    name="chat-workflow",
+    help="Multi-turn conversations with language-model agents, as durable workflow runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+keys_app = typer.Typer(help="Keys of the API, for CHAT_AUTH=keys.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+
+
+def main() -> None:
+    try:
+        app()
+    except (ChatWorkflowError, SettingsError) as error:
+        print(f"chat-workflow: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _describe(name: str, field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True, validated_data={})
+    shown = "" if default is None else f" (default: {default})"
+    return f"{name.upper()}{shown}\n\n    {field.description or name}"
+
+
+def _describe_settings() -> str:
+    described = [_describe(name, field) for name, field in Settings.model_fields.items()]
+    note = "DATABASE_URL and CHAT_MODEL_API_KEY may also be given as …_FILE. A .env file is read."
+    return "\n\n".join(["Settings, from the environment:", *described, note])
+
+
+@app.command(epilog=_describe_settings())
+def serve() -> None:
+    """Start the service; with no configuration at all it is complete."""
+    settings = _configured()
+    with (
+        _database_url(settings) as url,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(serve_until_told(settings, url))
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the database schema to this release's own revision."""
+    settings = _configured()
+    with _database_url(settings) as url:
+        asyncio.run(_migrate(url))
+    print("The schema is up to date.")
+
+
+@app.command()
+def openapi() -> None:
+    """Print the OpenAPI description of the API."""
+    print(dump_openapi(create_application().openapi()))
+
+
+@keys_app.command("create")
+def keys_create(
+    user: Annotated[str, typer.Option(help="Whose data the key opens.")],
+    scope: Annotated[
+        list[str] | None, typer.Option(help=f"Beyond the user's own data: {', '.join(SCOPES)}.")
+    ] = None,
+) -> None:
+    """Create a key and show it, this once."""
+    unknown = sorted(set(scope or ()) - set(SCOPES))
+    if unknown:
+        raise typer.BadParameter(f"unknown scope {unknown[0]!r}; known: {', '.join(SCOPES)}")
+    key_id, token = _with_keys(lambda keys: keys.create(user, scope or ()))
+    print(f"{token}\n\nThis is key {key_id} of {user!r}. It is not shown again.")
+
+
+@keys_app.command("list")
+def keys_list() -> None:
+    """List all keys."""
+    for key in _with_keys(lambda keys: keys.list()):
+        used = "never used" if key.last_used_at is None else f"used {rfc3339(key.last_used_at)}"
+        state = "revoked" if key.revoked_at is not None else used
+        print(f"{key.id}  {key.user_id}  {' '.join(key.scopes) or '-'}  {state}")
+
+
+@keys_app.command("revoke")
+def keys_revoke(key: Annotated[UUID, typer.Argument(help="The key's id, not its token.")]) -> None:
+    """Make a key useless, at once and for ever."""
+    if not _with_keys(lambda keys: keys.revoke(KeyId(key))):
+        raise typer.BadParameter(f"there is no such key, or it was revoked before: {key}")
+    print("Revoked.")
+
+
+def dump_openapi(document: dict[str, Any]) -> str:
+    """As it is checked in: stable, and readable in a diff."""
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def _configured() -> Settings:
+    settings = load_settings()
+    as_json = (settings.chat_log_format or _format_for_this_terminal()) == "json"
+    configure_logging(level=settings.chat_log_level, as_json=as_json)
+    return settings
+
+
+def _format_for_this_terminal() -> str:
+    return "text" if sys.stderr.isatty() else "json"
+
+
+@contextmanager
+def _database_url(settings: Settings) -> Generator[str]:
+    """The configured server, or the embedded one for as long as the block lasts."""
+    if settings.database_url is not None:
+        yield settings.database_url.get_secret_value()
+        return
+    postgres = embedded.start(settings.chat_data_dir)
+    try:
+        yield postgres.url
+    finally:
+        postgres.release()
+
+
+async def _migrate(url: str) -> None:
+    database = Database(url, pool_size=1)
+    try:
+        await migrate_schema(database)
+    finally:
+        await database.close()
+
+
+def _with_keys(work: Callable[[Keys], Awaitable[T]]) -> T:
+    settings = _configured()
+    with _database_url(settings) as url:
+        return asyncio.run(_on_keys(settings, url, work))
+
+
+async def _on_keys(settings: Settings, url: str, work: Callable[[Keys], Awaitable[T]]) -> T:
+    database = Database(url, pool_size=1)
+    try:
+        await prepare_schema(database, auto_migrate=settings.auto_migrate)
+        return await work(Keys(database, KeyStore()))
+    finally:
+        await database.close()

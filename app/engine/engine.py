@@ -1,0 +1,40 @@
+"""What a runner needs of an engine, and an engine of the one who runs turns."""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from app.ids import TurnId, WorkerId
+from app.runs import BegunTurn
+
+
+class RunHandler(Protocol):
+    """Runs begun turns to their end."""
+
+    async def execute(self, begun: BegunTurn) -> None:
+        """Runs the turn and commits its end. When cancelled it stops the model and ends nothing."""
+        ...
+
+    async def fail(self, begun: BegunTurn, error: Exception) -> None:
+        """Ends a turn whose `execute` raised."""
+        ...
+
+
+class RunEngine(Protocol):
+    """Decides where a begun turn runs."""
+
+    @property
+    def is_draining(self) -> bool: ...
+
+    def claiming(self, turn_id: TurnId) -> AbstractContextManager[WorkerId]:
+        """While a claim is in flight: the worker to claim for. Raises DrainingError."""
+        ...
+
+    def start(self, begun: BegunTurn) -> None: ...
+
+    async def wait(self, turn_id: TurnId, limit: float) -> None:
+        """Until the turn has ended here, for `limit` seconds at most; raises TimeoutError."""
+        ...
+
+    async def stop(self, turn_id: TurnId) -> None:
+        """Stops the turn if it runs here, without ending it: it was ended elsewhere, or erased."""
+        ...

@@ -1,0 +1,77 @@
+"""The right of this process to run turns: one row, renewed for all of them."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+
+from app.errors import DatabaseUnavailableError
+from app.ids import WorkerId, new_worker_id
+from app.observability.logging import get_logger
+from app.storage.database import Database, Driver
+from app.storage.worker_store import WorkerStore
+
+logger = get_logger()
+
+
+class Lease:
+    """Renewed every third of its length, on a connection of its own.
+
+    When two thirds have passed since the start of the last good renewal, the turns of this process
+    are stopped and the worker id is never used again: whoever finds them may take them over.
+    """
+
+    def __init__(self, database: Database, workers: WorkerStore, *, length: float) -> None:
+        """`length` in seconds."""
+        self._database = database
+        self._workers = workers
+        self._length = timedelta(seconds=length)
+        self._renewal = length / 3
+        self._patience = length * 2 / 3
+        self._renewed_at = time.monotonic()
+        self.worker_id: WorkerId = new_worker_id()
+
+    async def register(self) -> None:
+        """Makes this process a worker. Raises DatabaseUnavailableError."""
+        started = time.monotonic()
+        async with self._database.statement() as driver:
+            await self._workers.register(driver, self.worker_id, self._length)
+        self._renewed_at = started
+
+    async def keep(self, on_loss: Callable[[], Awaitable[None]]) -> None:
+        """Renews for ever; calls `on_loss` when the right is lost, then begins as a new worker."""
+        while True:
+            with suppress(DatabaseUnavailableError, TimeoutError):
+                async with self._database.statement() as driver:
+                    await self._renew_on(driver)
+            if time.monotonic() - self._renewed_at >= self._patience:
+                await self._begin_anew(on_loss)
+            await asyncio.sleep(self._renewal / 5)
+
+    async def release(self) -> None:
+        """Says that nothing runs here any more; what was left may be taken at once."""
+        with suppress(DatabaseUnavailableError):
+            async with self._database.statement() as driver:
+                await self._workers.release(driver, self.worker_id)
+
+    async def _renew_on(self, driver: Driver) -> None:
+        """Returns when the right is lost; raises when the connection is, or does not answer."""
+        while True:
+            started = time.monotonic()
+            if started - self._renewed_at >= self._patience:  # this process was frozen
+                return
+            async with asyncio.timeout(self._renewal):
+                renewed = await self._workers.renew(driver, self.worker_id, self._length)
+            if not renewed:
+                self._renewed_at = started - self._patience
+                return
+            self._renewed_at = started
+            await asyncio.sleep(self._renewal)
+
+    async def _begin_anew(self, on_loss: Callable[[], Awaitable[None]]) -> None:
+        logger.error("lease_lost", worker_id=str(self.worker_id))
+        self.worker_id = new_worker_id()
+        await on_loss()
+        with suppress(DatabaseUnavailableError):
+            await self.register()

@@ -1,0 +1,1 @@
+"""Executors run one step and remember nothing."""

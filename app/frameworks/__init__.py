@@ -1,0 +1,1 @@
+"""Adapters between our types and those of model frameworks."""

@@ -1,0 +1,291 @@
+"""A step to an agent run: StepInput in, events out, a StepResult at the end, whatever happens."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic_ai import Agent, RunContext, RunUsage, capture_run_messages
+from pydantic_ai import exceptions as ex
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.messages import AgentStreamEvent, ModelMessage, ModelRequest, ModelResponse
+from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.toolsets import AbstractToolset
+
+from app.errors import ModelError, ModelRateLimitedError, ModelTimeoutError, StepError
+from app.events.stream_event import StreamEvent
+from app.frameworks.pydantic_ai.messages import to_conversation, to_model
+from app.frameworks.pydantic_ai.models import BuiltModel, Models
+from app.frameworks.pydantic_ai.stream import EventMapper
+from app.messages.message import Role
+from app.runs import IncompleteReason, TurnStatus, Usage
+from app.steps import StepInput, StepOutput, StepResult
+
+BACKOFF = 0.2
+LONGEST_WAIT = 2.0
+# A turn's consumer only has to note an event; a full buffer slows the model down, never loses.
+BUFFER = 256
+
+_TRANSIENT = (
+    ex.ModelRateLimitError,
+    ex.ModelServerError,
+    ex.ModelUnavailableError,
+    ex.ModelConnectionError,
+)
+
+
+@dataclass
+class RetryBeforeFirstEvent(AbstractCapability[object]):
+    """Tries a failed request again, `more` times at most, and never after something was shown.
+
+    A provider that asks for more than two seconds is not waited for: its wish is passed on.
+    """
+
+    more: int
+
+    async def on_model_request_error(
+        self,
+        ctx: RunContext[object],
+        *,
+        request_context: ModelRequestContext,
+        error: Exception,
+    ) -> ModelResponse:
+        if not isinstance(error, _TRANSIENT) or request_context.attempt > self.more:
+            raise error
+        wait = error.retry_after
+        if wait is None:
+            wait = BACKOFF * 2 ** (request_context.attempt - 1)
+        if wait > LONGEST_WAIT:
+            raise error
+        await asyncio.sleep(wait)
+        raise ex.RetryModelRequest
+
+
+class PydanticAIAgent:
+    """One agent for every turn; what differs between turns is given to each run."""
+
+    def __init__(
+        self, models: Models, *, retries: int, tools: AbstractToolset[object] | None
+    ) -> None:
+        self._models = models
+        self._tools = [] if tools is None else [tools]
+        # None is allowed: an empty answer is judged here, not asked for again by the framework.
+        output: Any = str | None
+        self._agent: Agent[object, str | None] = Agent(
+            output_type=output,
+            retries={"output": 0, "tools": 1},
+            capabilities=[RetryBeforeFirstEvent(retries)],
+        )
+
+    async def stream(self, step: StepInput) -> AsyncGenerator[StepOutput]:
+        """Yields events and, last, a StepResult. Cancelling the task yields a CANCELLED result."""
+        try:
+            built = self._models.get(step.model)
+        except ModelError as error:
+            yield StepResult(status=TurnStatus.FAILED, error=error)
+            return
+        run = _Run(self._agent, built, step, self._tools)
+        task = asyncio.create_task(run.execute(), name=f"agent {step.turn_id}")
+        try:
+            while True:
+                try:
+                    event = await run.events.get()
+                except asyncio.CancelledError:
+                    await _stop(task)
+                    break
+                if event is None:
+                    await task
+                    break
+                yield event
+            for event in run.left_over():
+                yield event
+            yield run.result()
+        finally:
+            await _stop(task)
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+class _Run:
+    """One run of the agent. `events` ends with None."""
+
+    def __init__(
+        self,
+        agent: Agent[object, str | None],
+        built: BuiltModel,
+        step: StepInput,
+        tools: Sequence[AbstractToolset[object]],
+    ) -> None:
+        self.events: asyncio.Queue[StreamEvent | None] = asyncio.Queue(BUFFER)
+        self._agent = agent
+        self._built = built
+        self._step = step
+        self._tools = tools
+        self._mapper = EventMapper()
+        self._usage = RunUsage()
+        self._messages: list[ModelMessage] = []
+        self._failure: BaseException | None = None
+
+    async def execute(self) -> None:
+        """Keeps for `result` what a model, provider or tool did; raises only for our own faults."""
+        try:
+            with capture_run_messages() as self._messages:
+                await self._run_agent()
+        except asyncio.CancelledError as error:
+            self._failure = error
+            raise
+        except (ex.AgentRunError, ex.UserError, ExceptionGroup) as error:
+            self._failure = error
+        finally:
+            if not isinstance(self._failure, asyncio.CancelledError):
+                await self.events.put(None)
+
+    async def _run_agent(self) -> None:
+        step = self._step
+        await self._agent.run(
+            step.prompt.content,
+            model=self._built.model,
+            message_history=resumable(to_model(step.history)),
+            instructions=step.instructions,
+            toolsets=self._tools,
+            event_stream_handler=self._handle,
+            model_settings=_settings(step),
+            timeout=step.time_limit,
+            usage=self._usage,
+            run_id=self._run_id,
+            conversation_id=str(step.conversation_id),
+        )
+
+    def left_over(self) -> Sequence[StreamEvent]:
+        """What was still in the buffer when the run was stopped, and its last, cut-off message."""
+        events: list[StreamEvent] = []
+        while not self.events.empty():
+            event = self.events.get_nowait()
+            if event is not None:
+                events.append(event)
+        responses = [m for m in self._new_messages() if isinstance(m, ModelResponse)]
+        if responses:
+            events.extend(self._mapper.announce(responses[-1]))
+        return events
+
+    def result(self) -> StepResult:
+        new = self._new_messages()
+        responses = [message for message in new if isinstance(message, ModelResponse)]
+        last = responses[-1] if responses else None
+        result = StepResult(
+            status=TurnStatus.COMPLETED,
+            messages=to_conversation(new, self._mapper.assistant_ids),
+            usage=self._counted(),
+            model=last.model_name if last is not None else None,
+            finish_reason=last.finish_reason if last is not None else None,
+        )
+        if self._failure is not None:
+            return _failed(result, self._failure)
+        return _judged(result)
+
+    async def _handle(
+        self, ctx: RunContext[object], stream: AsyncIterable[AgentStreamEvent]
+    ) -> None:
+        for event in self._mapper.node_begins(self._own(ctx.messages)):
+            await self.events.put(event)
+        async for framework_event in stream:
+            for event in self._mapper.map(framework_event):
+                await self.events.put(event)
+
+    @property
+    def _run_id(self) -> str:
+        return f"{self._step.turn_id}/{self._step.attempt}"
+
+    def _own(self, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+        return [message for message in messages if message.run_id == self._run_id]
+
+    def _new_messages(self) -> list[ModelMessage]:
+        """What this run added, but the prompt, which was stored before it began."""
+        return [
+            replace(message, run_id=None, conversation_id=None)
+            for message in self._own(self._messages)[1:]
+            if isinstance(message, ModelRequest) or message.parts
+        ]
+
+    def _counted(self) -> Usage:
+        usage = self._usage
+        if not self._built.counts_tokens or usage.total_tokens == 0:
+            return Usage(estimated=self._failure is not None and usage.requests > 0)
+        return Usage(
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cache_read_tokens=usage.cache_read_tokens or None,
+            reasoning_tokens=usage.output_reasoning_tokens or None,
+            cost=usage.cost,
+            estimated=self._failure is not None,
+        )
+
+
+def resumable(history: list[ModelMessage]) -> list[ModelMessage]:
+    """A history that ends in unanswered tool calls is refused for ever, unless marked as cut off."""
+    if not history:
+        return history
+    last = history[-1]
+    if isinstance(last, ModelResponse) and last.tool_calls and last.state == "complete":
+        return [*history[:-1], replace(last, state="interrupted")]
+    return history
+
+
+def _settings(step: StepInput) -> ModelSettings:
+    extra: dict[str, Any] = {"max_retries": 0, "first_event_timeout": step.first_token_limit}
+    return ModelSettings(timeout=step.time_limit, **extra)
+
+
+def _judged(result: StepResult) -> StepResult:
+    """A run that came to its end may still have been cut short, or have said nothing."""
+    match result.finish_reason:
+        case "length":
+            return _incomplete(result, IncompleteReason.OUTPUT_LIMIT)
+        case "content_filter":
+            return _incomplete(result, IncompleteReason.CONTENT_FILTER)
+        case _ if result.messages and result.messages[-1].role is Role.ASSISTANT and result.output:
+            return result
+        case _:
+            error = ModelError("the model gave an empty answer")
+            return replace(result, status=TurnStatus.FAILED, error=error)
+
+
+def _failed(result: StepResult, failure: BaseException) -> StepResult:
+    match failure:
+        case ex.RunTimedOut():
+            return _incomplete(result, IncompleteReason.TIME_LIMIT)
+        case asyncio.CancelledError() | ex.RunCancelled():
+            return replace(result, status=TurnStatus.CANCELLED)
+        case ex.UsageLimitExceeded():
+            return _incomplete(result, IncompleteReason.REQUEST_LIMIT)
+        case ex.ContentFilterError():
+            return _incomplete(result, IncompleteReason.CONTENT_FILTER)
+        case ex.OutputTokenLimitExceeded():
+            return _incomplete(result, IncompleteReason.OUTPUT_LIMIT)
+        case _:
+            return replace(result, status=TurnStatus.FAILED, error=_error(failure))
+
+
+def _incomplete(result: StepResult, reason: IncompleteReason) -> StepResult:
+    return replace(result, status=TurnStatus.INCOMPLETE, reason=reason)
+
+
+def _error(failure: BaseException) -> StepError:
+    """Our error for the framework's. Its text may hold what the provider said: it stays behind."""
+    name = type(failure).__name__
+    match failure:
+        case ex.ModelRequestTimeout() | ex.ModelTimeoutError():
+            return ModelTimeoutError(name)
+        case ex.ModelRateLimitError() | ex.ModelQuotaExceededError():
+            wait = failure.retry_after
+            return ModelRateLimitedError(name, None if wait is None else max(0, round(wait)))
+        case ex.ModelHTTPError():
+            return ModelError(f"{name}, HTTP status {failure.status_code}")
+        case _:
+            return ModelError(name)

@@ -1,0 +1,117 @@
+"""pydantic-ai's events to ours."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import cast
+
+from pydantic_ai.messages import (
+    AgentStreamEvent,
+    FunctionToolCallEvent,
+    FunctionToolResultEvent,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    ModelResponsePart,
+    NativeToolCallPart,
+    NativeToolReturnPart,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+    ToolCallPart,
+)
+
+from app.events.stream_event import (
+    MessageCompleted,
+    ReasoningDelta,
+    StreamEvent,
+    TextDelta,
+    ToolCallCompleted,
+    ToolCallStarted,
+)
+from app.frameworks.pydantic_ai.messages import to_conversation
+from app.ids import MessageId, new_message_id
+from app.messages.message import JsonObject, Role
+from app.messages.text_policy import storable, storable_json
+
+
+class EventMapper:
+    """Follows one agent run. Knows under which ids assistant messages were shown, in order."""
+
+    def __init__(self) -> None:
+        self.assistant_ids: list[MessageId] = []
+        self._open: MessageId | None = None
+        self._announced = 0
+        self._started: dict[str, float] = {}
+
+    def node_begins(self, messages: list[ModelMessage]) -> Iterator[StreamEvent]:
+        """The framework goes from model to tools or back: the response before it is whole."""
+        self._open = None
+        responses = [message for message in messages if isinstance(message, ModelResponse)]
+        if responses:
+            yield from self.announce(responses[-1])
+
+    def announce(self, response: ModelResponse) -> Iterator[StreamEvent]:
+        """Tells of the response's assistant messages that were not told of yet."""
+        shown_before = self._announced
+        if shown_before == len(self.assistant_ids):
+            return
+        ids = self.assistant_ids[shown_before:]
+        self._announced = len(self.assistant_ids)
+        for message in to_conversation([response], ids):
+            if message.role is Role.ASSISTANT and message.is_shown:
+                yield MessageCompleted(message)
+
+    def map(self, event: AgentStreamEvent) -> Iterator[StreamEvent]:
+        match event:
+            case PartStartEvent(part=part):
+                yield from self._part(part)
+            case PartDeltaEvent(delta=TextPartDelta(content_delta=text)) if text:
+                yield TextDelta(self._message(), storable(text))
+            case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=text)) if text:
+                yield ReasoningDelta(storable(text))
+            case FunctionToolCallEvent(part=call):
+                self._started[call.tool_call_id] = time.monotonic()
+                yield ToolCallStarted(call.tool_call_id, call.tool_name, _args(call))
+            case FunctionToolResultEvent():
+                yield from self._result(event)
+            case _:
+                # Ends of parts repeat what was said; the rest concerns features we do not use.
+                pass
+
+    def _part(self, part: ModelResponsePart) -> Iterator[StreamEvent]:
+        if isinstance(part, ToolCallPart | NativeToolCallPart | NativeToolReturnPart):
+            self._open = None
+            return
+        message_id = self._message()
+        if isinstance(part, TextPart) and part.content:
+            yield TextDelta(message_id, storable(part.content))
+        elif isinstance(part, ThinkingPart) and part.content:
+            yield ReasoningDelta(storable(part.content))
+
+    def _message(self) -> MessageId:
+        """The assistant message that is being written: parts without a tool call between them."""
+        if self._open is None:
+            self._open = new_message_id()
+            self.assistant_ids.append(self._open)
+        return self._open
+
+    def _result(self, event: FunctionToolResultEvent) -> Iterator[StreamEvent]:
+        (message,) = to_conversation([ModelRequest(parts=[event.part])])
+        result = message.tool_result
+        started = self._started.pop(event.tool_call_id, None)
+        elapsed = 0.0 if started is None else time.monotonic() - started
+        if result is not None:
+            yield ToolCallCompleted(
+                result.call_id, result.outcome, result.content, int(elapsed * 1000)
+            )
+
+
+def _args(call: ToolCallPart) -> str | JsonObject | None:
+    args = call.args
+    if args is None or isinstance(args, str):
+        return None if args is None else storable(args)
+    return cast("JsonObject", storable_json(json.loads(call.args_as_json_str())))

@@ -1,0 +1,77 @@
+"""Functions of a module to tools for a model. A tool that fails tells the model so, no more."""
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_ai import RunContext
+from pydantic_ai.exceptions import (
+    AgentRunError,
+    ApprovalRequired,
+    CallDeferred,
+    ModelRetry,
+    ToolFailed,
+    UserError,
+)
+from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool, WrapperToolset
+
+from app.errors import ConfigurationError
+from app.observability.logging import get_logger
+
+logger = get_logger()
+
+_FOR_THE_FRAMEWORK = (ModelRetry, ToolFailed, CallDeferred, ApprovalRequired, AgentRunError)
+
+
+def load_tools(modules: Sequence[str], *, timeout: float) -> AbstractToolset[object]:
+    """Every public function that these modules define; `timeout` in seconds for each call.
+
+    Raises ConfigurationError with one clear line.
+    """
+    functions = [function for module in modules for function in _functions_of(module)]
+    try:
+        tools = FunctionToolset[object](functions)
+    except UserError as error:
+        raise ConfigurationError(f"CHAT_TOOLS: {error}") from error
+    return GuardedToolset(tools, timeout)
+
+
+def _functions_of(name: str) -> list[Callable[..., Any]]:
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(f"CHAT_TOOLS: cannot import {name!r}: {error}") from error
+    members = inspect.getmembers(module, inspect.isfunction)
+    own = [value for label, value in members if not label.startswith("_")]
+    functions = [function for function in own if function.__module__ == module.__name__]
+    if not functions:
+        raise ConfigurationError(f"CHAT_TOOLS: {name!r} has no public function")
+    return functions
+
+
+@dataclass
+class GuardedToolset(WrapperToolset[object]):
+    """A limit of `seconds` for each call; what a tool raises never ends the turn by itself."""
+
+    seconds: float
+
+    async def call_tool(
+        self,
+        name: str,
+        tool_args: dict[str, Any],
+        ctx: RunContext[object],
+        tool: ToolsetTool[object],
+    ) -> Any:
+        try:
+            async with asyncio.timeout(self.seconds):
+                return await super().call_tool(name, tool_args, ctx, tool)
+        except _FOR_THE_FRAMEWORK:
+            raise
+        except TimeoutError:
+            raise ToolFailed("The tool took too long.") from None
+        except Exception as error:  # noqa: BLE001 - a tool is the operator's code: any error is its own
+            logger.warning("tool_failed", tool=name, error=type(error).__name__)
+            raise ToolFailed("The tool failed.") from None

@@ -1,0 +1,42 @@
+"""No authentication: one local user, and nobody but programs and pages of this machine."""
+
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from app.caller import LOCAL_USER, Caller
+from app.errors import ForbiddenError
+
+
+class Loopback:
+    """A web page elsewhere must not reach the service through its reader's browser.
+
+    Host must name this machine (a page could point its own name here), and a browser's Origin,
+    where there is one, must do so too.
+    """
+
+    async def authenticate(self, headers: Mapping[str, str]) -> Caller:
+        if not is_loopback(_name_of(f"//{headers.get('host', '')}")):
+            raise ForbiddenError("Host is not a loopback name")
+        origin = headers.get("origin")
+        if origin is not None and not is_loopback(_name_of(origin)):
+            raise ForbiddenError("Origin is foreign")
+        return Caller(LOCAL_USER)
+
+
+def is_loopback(name: str | None) -> bool:
+    if name is None:
+        return False
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _name_of(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""Our own message format, stable across frameworks, and its stored form."""

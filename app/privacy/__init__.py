@@ -1,0 +1,1 @@
+"""Erasure, and later retention and export."""

@@ -1,0 +1,100 @@
+"""Runs uvicorn, and owns the signals: a stock server would cut what is still running."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import uvicorn
+
+from app.bootstrap import Service, running_service
+from app.errors import ConfigurationError
+from app.identity.loopback import is_loopback
+from app.observability.logging import get_logger
+from app.settings import Settings
+
+logger = get_logger()
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Not uvicorn's business: it would close the sockets at once."""
+        yield
+
+
+async def serve(settings: Settings, database_url: str) -> None:
+    """Serves until SIGTERM or SIGINT. A second signal stops without waiting for turns."""
+    sockets = [_listen(settings)]
+    async with running_service(settings, database_url) as service:
+        server = _Server(_uvicorn_config(settings, service))
+        signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, signals.put_nowait, number)
+        async with asyncio.TaskGroup() as group:
+            shutdown = group.create_task(_shut_down(settings, service, server, signals))
+            _announce(settings, sockets[0])
+            await server.serve(sockets)
+            shutdown.cancel()
+
+
+async def _shut_down(
+    settings: Settings,
+    service: Service,
+    server: uvicorn.Server,
+    signals: "asyncio.Queue[signal.Signals]",
+) -> None:
+    """New sends get 503 while the sockets stay open; running turns get their grace."""
+    received = await signals.get()
+    logger.info("shutting_down", signal=received.name)
+    async with asyncio.TaskGroup() as group:
+        drain = group.create_task(service.engine.drain(settings.chat_shutdown_grace))
+        second = group.create_task(signals.get())
+        await asyncio.wait([drain, second], return_when=asyncio.FIRST_COMPLETED)
+        server.force_exit = not drain.done()
+        drain.cancel()
+        second.cancel()
+    server.should_exit = True
+
+
+def _uvicorn_config(settings: Settings, service: Service) -> uvicorn.Config:
+    return uvicorn.Config(
+        service.app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=5,
+    )
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Raises ConfigurationError. Without authentication only this machine may connect."""
+    host, port = settings.chat_host, settings.chat_port
+    if settings.chat_auth == "none" and not is_loopback(host):
+        raise ConfigurationError(
+            f"CHAT_HOST={host!r} can be reached from elsewhere, which CHAT_AUTH=none does not allow: "
+            "set CHAT_AUTH=keys"
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _announce(settings: Settings, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    name = f"[{host}]" if ":" in host else host
+    logger.info("serving", url=f"http://{name}:{port}", model=settings.chat_model)

@@ -1,0 +1,151 @@
+"""Every environment variable, typed. Read only by cli and bootstrap."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from dotenv import dotenv_values
+from platformdirs import user_data_path
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+PREFIX = "CHAT_"
+SECRETS = ("database_url", "chat_model_api_key")
+
+
+class SettingsError(ValueError):
+    """A setting that the service cannot start with; the message is the one line shown."""
+
+
+def default_data_directory() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/lib/chat-workflow")
+    return user_data_path("chat-workflow", appauthor=False)
+
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Settings(BaseModel):
+    """Field names are the variables' names in lower case; descriptions are shown by --help."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    database_url: SecretStr | None = Field(
+        None, description="PostgreSQL 15 or newer; unset: embedded PostgreSQL in CHAT_DATA_DIR"
+    )
+    chat_db_pool: int = Field(10, ge=3, le=1000, description="database connections of a process")
+    chat_data_dir: Path = Field(
+        default_factory=default_data_directory,
+        description="where embedded PostgreSQL keeps its files",
+    )
+    chat_host: str = Field("127.0.0.1", description="address to listen on")
+    chat_port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0: any free one")
+    chat_auto_migrate: bool | None = Field(
+        None, description="bring the schema to head at the start (on with embedded PostgreSQL)"
+    )
+    chat_model: str = Field(
+        "demo",
+        min_length=1,
+        description="provider:model, or 'demo', the built-in one without a key",
+    )
+    chat_model_base_url: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="an OpenAI-compatible server; CHAT_MODEL is then bare",
+    )
+    chat_model_api_key: SecretStr | None = Field(None, description="the key for that server")
+    chat_model_retries: int = Field(
+        2, ge=0, le=10, description="more tries of a model request before its first token"
+    )
+    chat_instructions: str | None = Field(None, description="sent to the model on every turn")
+    chat_tools: str | None = Field(
+        None, description="comma-separated modules whose public functions are tools"
+    )
+    chat_tool_timeout: Seconds = Field(60, description="seconds for one tool call")
+    chat_max_context_turns: int = Field(
+        20, ge=1, le=200, description="how many earlier turns the model sees"
+    )
+    chat_turn_timeout: Seconds = Field(600, description="seconds for a whole turn")
+    chat_first_token_timeout: Seconds = Field(120, description="seconds until the first token")
+    chat_lease: Annotated[float, Field(ge=1, le=600)] = Field(
+        15, description="seconds after which a silent process counts as dead"
+    )
+    chat_shutdown_grace: Annotated[float, Field(ge=0, le=3600)] = Field(
+        20, description="seconds that running turns get after SIGTERM"
+    )
+    chat_auth: Literal["none", "keys"] = Field(
+        "none", description="none: one local user, loopback only; keys: API keys"
+    )
+    chat_max_body: int = Field(
+        4 * 1024 * 1024, ge=1024, description="largest request body in bytes"
+    )
+    chat_log_level: Literal["debug", "info", "warning", "error"] = Field("info")
+    chat_log_format: Literal["text", "json"] | None = Field(
+        None, description="text on a terminal, else json"
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "Settings":
+        if self.chat_model_api_key is not None and self.chat_model_base_url is None:
+            raise ValueError("CHAT_MODEL_API_KEY needs CHAT_MODEL_BASE_URL")
+        return self
+
+    @property
+    def auto_migrate(self) -> bool:
+        if self.chat_auto_migrate is None:
+            return self.database_url is None
+        return self.chat_auto_migrate
+
+    @property
+    def tool_modules(self) -> list[str]:
+        names = (self.chat_tools or "").split(",")
+        return [name.strip() for name in names if name.strip()]
+
+
+def load_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
+    """From the environment, over a `.env` file in the working directory.
+
+    Raises SettingsError with one clear line, without the bad value.
+    """
+    environment = {**dotenv_values(".env"), **os.environ}
+    values: dict[str, Any] = {}
+    for name, value in environment.items():
+        if value is None or value == "" or not _is_ours(name):
+            continue
+        field, content = _field_of(name, value)
+        if field in values:
+            raise SettingsError(f"set {field.upper()} or {field.upper()}_FILE, not both")
+        values[field] = content
+    try:
+        return Settings(**values, **(overrides or {}))
+    except ValidationError as error:
+        raise SettingsError(_one_line(error)) from None
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(PREFIX) or name in ("DATABASE_URL", "DATABASE_URL_FILE")
+
+
+def _field_of(name: str, value: str) -> tuple[str, str]:
+    field = name.lower()
+    if field in Settings.model_fields:
+        return field, value
+    secret = field.removesuffix("_file")
+    if secret not in SECRETS:
+        raise SettingsError(f"unknown setting {name}; 'chat-workflow serve --help' lists all")
+    try:
+        return secret, Path(value).read_text().strip()
+    except OSError as error:
+        raise SettingsError(f"{name}: cannot read the file: {error.strerror}") from None
+
+
+def _one_line(error: ValidationError) -> str:
+    faults = error.errors(include_input=False, include_url=False)
+    return "; ".join(_fault(cast("dict[str, Any]", fault)) for fault in faults)
+
+
+def _fault(fault: dict[str, Any]) -> str:
+    message = fault["msg"].removeprefix("Value error, ")
+    name = "".join(str(step).upper() for step in fault["loc"][:1])
+    return f"{name}: {message}" if name else message

@@ -1,0 +1,122 @@
+"""The connection pool and the two ways to use it: one statement by itself, or a transaction."""
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import asyncpg
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from app.errors import ConfigurationError, DatabaseUnavailableError
+from app.messages.codec import dump_json
+
+# asyncpg ships no types. A driver is its Connection, a row its Record.
+Driver: TypeAlias = Any
+Row: TypeAlias = Mapping[str, Any]
+
+CONNECT_TIMEOUT = 5
+POOL_TIMEOUT = 10
+COMMAND_TIMEOUT = 30
+
+_UNAVAILABLE = (
+    OSError,
+    PoolTimeoutError,
+    OperationalError,
+    InterfaceError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+)
+
+
+class Database:
+    """A pool of at most `pool_size` connections to one PostgreSQL."""
+
+    def __init__(self, url: str, *, pool_size: int) -> None:
+        self.url = async_url(url)
+        self.engine: AsyncEngine = create_async_engine(
+            self.url,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=POOL_TIMEOUT,
+            pool_pre_ping=False,
+            json_serializer=dump_json,
+            json_deserializer=json.loads,
+            connect_args={
+                "timeout": CONNECT_TIMEOUT,
+                "command_timeout": COMMAND_TIMEOUT,
+                "server_settings": {"application_name": "chat-workflow", "timezone": "UTC"},
+            },
+        )
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncGenerator[AsyncConnection]:
+        """A connection on which each statement commits by itself."""
+        async with database_errors(), self.engine.connect() as connection:
+            yield await connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[AsyncConnection]:
+        """A transaction: committed at the end of the block, rolled back by an exception."""
+        async with database_errors(), self.engine.begin() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def statement(self) -> AsyncGenerator[Driver]:
+        """The driver's own connection, for one hand-written statement that commits by itself.
+
+        For the few statements of a turn, where building them anew would cost more than they do.
+        """
+        async with database_errors(), self.engine.connect() as connection:
+            raw = await connection.get_raw_connection()
+            driver: Driver = raw.driver_connection
+            try:
+                yield driver
+            except (OSError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError):
+                # SQLAlchemy did not see this failure: keep the broken connection out of the pool.
+                await connection.invalidate()
+                raise
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+@asynccontextmanager
+async def database_errors() -> AsyncGenerator[None]:
+    """Says DatabaseUnavailableError for everything that means the server cannot be reached."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise DatabaseUnavailableError("the database did not answer in time") from error
+    except DBAPIError as error:
+        if error.connection_invalidated or isinstance(error, _UNAVAILABLE):
+            raise DatabaseUnavailableError("the database cannot be reached") from error
+        if _is_unavailable(error.orig):
+            raise DatabaseUnavailableError("the database cannot be reached") from error
+        raise
+    except _UNAVAILABLE as error:
+        raise DatabaseUnavailableError("the database cannot be reached") from error
+
+
+def _is_unavailable(error: BaseException | None) -> bool:
+    cause = error.__cause__ if error is not None else None
+    return isinstance(error, _UNAVAILABLE) or isinstance(cause, _UNAVAILABLE)
+
+
+def async_url(url: str) -> URL:
+    """Any PostgreSQL URL, made one for asyncpg. libpq's `sslmode` becomes asyncpg's `ssl`."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise ConfigurationError("DATABASE_URL is not a URL") from error
+    if parsed.drivername.partition("+")[0] not in ("postgres", "postgresql"):
+        raise ConfigurationError("DATABASE_URL is not a postgresql:// URL")
+    query = {"ssl" if name == "sslmode" else name: value for name, value in parsed.query.items()}
+    return parsed.set(drivername="postgresql+asyncpg", query=query)

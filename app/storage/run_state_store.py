@@ -1,0 +1,394 @@
+"""Life cycle: which conversations exist, which turn runs, and who may write for it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Select, and_, func, insert, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.caller import Caller
+from app.errors import ConversationClosedError, NotFoundError, TurnInProgressError
+from app.ids import ConversationId, TurnId, WorkerId
+from app.messages.codec import StoredMessage, dump_json
+from app.runs import ActiveTurn, BegunTurn, Claim, Run, RunStatus, TurnStatus, Usage
+from app.storage.database import Driver, Row
+from app.storage.tables import runs, turns
+from app.storage.visibility import acts_for_anyone, visible
+
+
+class Order(StrEnum):
+    """How conversations are listed: always the newest first."""
+
+    UPDATED = "updated_at"
+    CREATED = "created_at"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    id: ConversationId
+    user_id: str
+    title: str | None
+    metadata: Mapping[str, object]
+    config: Mapping[str, object]
+    session_id: str | None
+    parent_workflow_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTurn:
+    """What a claim stores: the turn and its user message. `title` is used if there is none yet."""
+
+    id: TurnId
+    worker_id: WorkerId
+    message: StoredMessage
+    title: str
+    request_id: str | None
+    trace_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnd:
+    """What a turn leaves behind. `in_context`: later turns shall see it."""
+
+    status: TurnStatus
+    messages: Sequence[StoredMessage]
+    in_context: bool
+    reason: str | None
+    error: Mapping[str, object] | None
+    model: str | None
+    finish_reason: str | None
+    usage: Usage
+    first_token_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanedTurn:
+    """A running turn whose worker is gone."""
+
+    claim: Claim
+    request_id: str | None
+
+
+class RunStateStore:
+    """Each method is one statement, but `close`, whose caller holds the transaction."""
+
+    async def create(self, connection: AsyncConnection, new: NewRun) -> Run:
+        values = {
+            "id": new.id,
+            "kind": "chat",
+            "user_id": new.user_id,
+            "status": RunStatus.OPEN.value,
+            "title": new.title,
+            "metadata": new.metadata,
+            "config": new.config,
+            "session_id": new.session_id,
+            "parent_workflow_id": new.parent_workflow_id,
+            "created_at": func.now(),
+            "updated_at": func.now(),
+        }
+        result = await connection.execute(insert(runs).values(values).returning(runs))
+        return _run(result.mappings().one())
+
+    async def get(self, connection: AsyncConnection, caller: Caller, run_id: ConversationId) -> Run:
+        """Raises NotFoundError."""
+        query = _select_runs().where(visible(caller, "read"), runs.c.id == run_id)
+        row = (await connection.execute(query)).mappings().one_or_none()
+        if row is None:
+            raise NotFoundError
+        return _run(row)
+
+    async def list(
+        self,
+        connection: AsyncConnection,
+        caller: Caller,
+        *,
+        limit: int,
+        order: Order,
+        after: tuple[datetime, ConversationId] | None,
+        status: RunStatus | None,
+        user_id: str | None,
+    ) -> Sequence[Run]:
+        """Up to `limit` conversations after that place; only the caller's own unless `user_id`."""
+        moment = runs.c[order.value]
+        query = _select_runs().where(visible(caller, "read"))
+        query = query.where(runs.c.user_id == (user_id or caller.user_id))
+        if status is not None:
+            query = query.where(runs.c.status == status.value)
+        if after is not None:
+            query = query.where(tuple_(moment, runs.c.id) < tuple_(*after))
+        query = query.order_by(moment.desc(), runs.c.id.desc()).limit(limit)
+        rows = (await connection.execute(query)).mappings()
+        return [_run(row) for row in rows]
+
+    async def claim(
+        self, driver: Driver, caller: Caller, run_id: ConversationId, new: NewTurn
+    ) -> BegunTurn | None:
+        """Begins a turn, or returns None and has stored nothing; `refusal` then says why."""
+        row: Row | None = await driver.fetchrow(
+            _CLAIM,
+            run_id,
+            caller.user_id,
+            acts_for_anyone(caller, "write"),
+            new.id,
+            new.worker_id,
+            new.title,
+            new.request_id,
+            new.trace_id,
+            new.message.id,
+            new.message.content,
+            new.message.metadata,
+        )
+        if row is None:
+            return None
+        return BegunTurn(
+            claim=Claim(run_id, new.id, row["fence"]),
+            number=row["turn_count"],
+            attempt=1,
+            user_id=row["user_id"],
+            user_message_id=new.message.id,
+            user_message_seq=row["seq"],
+            prompt=new.message.content,
+            config=row["config"],
+            request_id=new.request_id,
+            trace_id=new.trace_id,
+            worker_id=new.worker_id,
+            created_at=row["now"],
+        )
+
+    async def refusal(
+        self, connection: AsyncConnection, caller: Caller, run_id: ConversationId
+    ) -> Exception | None:
+        """Why a claim found nothing; None when the conversation is open and idle by now."""
+        query = select(runs.c.status, runs.c.active_turn_id)
+        query = query.where(visible(caller, "write"), runs.c.id == run_id)
+        row = (await connection.execute(query)).one_or_none()
+        if row is None:
+            return NotFoundError()
+        if row.status == RunStatus.CLOSED.value:
+            return ConversationClosedError()
+        if row.active_turn_id is not None:
+            return TurnInProgressError(run_id, TurnId(row.active_turn_id))
+        return None
+
+    async def finish(self, driver: Driver, claim: Claim, end: TurnEnd) -> bool:
+        """Ends the turn if it is still ours; one statement for turn, messages and run."""
+        messages, usage = end.messages, end.usage
+        row: Row | None = await driver.fetchrow(
+            _FINISH,
+            claim.run_id,
+            claim.turn_id,
+            claim.fence,
+            end.status.value,
+            end.in_context,
+            end.reason,
+            None if end.error is None else dump_json(end.error),
+            end.model,
+            end.finish_reason,
+            usage.input_tokens,
+            usage.output_tokens,
+            usage.cache_read_tokens,
+            usage.reasoning_tokens,
+            usage.cost,
+            usage.estimated,
+            end.first_token_at,
+            [message.id for message in messages],
+            [message.role for message in messages],
+            [message.status for message in messages],
+            [message.content for message in messages],
+            [message.metadata for message in messages],
+            [message.created_at for message in messages],
+        )
+        return row is not None
+
+    async def close(
+        self, connection: AsyncConnection, caller: Caller, run_id: ConversationId
+    ) -> Run:
+        """Marks as completed; again is fine. Raises NotFoundError, TurnInProgressError."""
+        lock = select(runs.c.status, runs.c.active_turn_id)
+        lock = lock.where(visible(caller, "write"), runs.c.id == run_id).with_for_update(
+            key_share=True
+        )
+        row = (await connection.execute(lock)).one_or_none()
+        if row is None:
+            raise NotFoundError
+        if row.active_turn_id is not None:
+            raise TurnInProgressError(run_id, TurnId(row.active_turn_id))
+        if row.status == RunStatus.OPEN.value:
+            await connection.execute(
+                update(runs)
+                .where(runs.c.id == run_id)
+                .values(
+                    status=RunStatus.CLOSED.value,
+                    closed_at=func.now(),
+                    updated_at=func.now(),
+                    version=runs.c.version + 1,
+                )
+            )
+        query = _select_runs().where(runs.c.id == run_id)
+        return _run((await connection.execute(query)).mappings().one())
+
+    async def orphans(
+        self,
+        driver: Driver,
+        *,
+        worker_id: WorkerId,
+        held: Sequence[TurnId],
+        expired_too: bool,
+        limit: int,
+    ) -> Sequence[OrphanedTurn]:
+        """Running turns whose worker is dead, and our worker's own that nobody here holds.
+
+        `expired_too`: a lease that has run out counts as death, not only one that was released.
+        """
+        rows: Sequence[Row] = await driver.fetch(
+            _ORPHANS, worker_id, list(held), expired_too, limit
+        )
+        return [
+            OrphanedTurn(Claim(row["id"], row["active_turn_id"], row["fence"]), row["request_id"])
+            for row in rows
+        ]
+
+    async def end_by_force(
+        self, driver: Driver, claim: Claim, status: TurnStatus, error: Mapping[str, object] | None
+    ) -> bool:
+        """Ends a turn that is not ours; the fence grows, so that its old owner cannot write."""
+        row: Row | None = await driver.fetchrow(
+            _END_BY_FORCE,
+            claim.run_id,
+            claim.turn_id,
+            claim.fence,
+            status.value,
+            None if error is None else dump_json(error),
+        )
+        return row is not None
+
+
+def _select_runs() -> Select[Any]:
+    active = and_(turns.c.id == runs.c.active_turn_id)
+    return select(
+        runs,
+        turns.c.number.label("active_number"),
+        turns.c.created_at.label("active_created_at"),
+    ).outerjoin_from(runs, turns, active)
+
+
+def _run(row: Mapping[Any, Any]) -> Run:
+    return Run(
+        id=ConversationId(row["id"]),
+        user_id=row["user_id"],
+        status=RunStatus(row["status"]),
+        title=row["title"],
+        metadata=row["metadata"],
+        config=row["config"],
+        session_id=row["session_id"],
+        parent_workflow_id=row["parent_workflow_id"],
+        turn_count=row["turn_count"],
+        active_turn=_active_turn(row),
+        usage=usage_of(row),
+        version=row["version"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        closed_at=row["closed_at"],
+    )
+
+
+def _active_turn(row: Mapping[Any, Any]) -> ActiveTurn | None:
+    if row["active_turn_id"] is None:
+        return None
+    return ActiveTurn(TurnId(row["active_turn_id"]), row["active_number"], row["active_created_at"])
+
+
+def usage_of(row: Mapping[Any, Any]) -> Usage:
+    return Usage(
+        input_tokens=row["input_tokens"],
+        output_tokens=row["output_tokens"],
+        cache_read_tokens=row["cache_read_tokens"],
+        reasoning_tokens=row["reasoning_tokens"],
+        cost=row["cost"],
+        estimated=row["usage_estimated"],
+    )
+
+
+# The row lock makes losers wait for the winner's commit only; the WHERE is then looked at again.
+_CLAIM = """
+WITH run AS (
+    UPDATE runs
+    SET active_turn_id = $4, worker_id = $5, fence = fence + 1, version = version + 1,
+        turn_count = turn_count + 1, next_message_seq = next_message_seq + 1,
+        title = coalesce(title, $6), updated_at = now()
+    WHERE id = $1 AND (user_id = $2 OR $3) AND status = 'open'
+        AND active_turn_id IS NULL AND erased_at IS NULL
+    RETURNING id, user_id, fence, turn_count, next_message_seq - 1 AS seq, config
+), turn AS (
+    INSERT INTO turns (id, run_id, number, status, first_message_seq, last_message_seq,
+                       request_id, trace_id, created_at)
+    SELECT $4, id, turn_count, 'running', seq, seq, $7, $8, now() FROM run
+), message AS (
+    INSERT INTO messages (run_id, seq, id, turn_number, role, status, content, metadata, created_at)
+    SELECT id, seq, $9, turn_count, 'user', 'complete', $10, $11::text::json, now() FROM run
+)
+SELECT user_id, fence, turn_count, seq, config, now() AS now FROM run
+"""
+
+# A sum stays unknown only as long as every turn's count was.
+_FINISH = """
+WITH run AS (
+    UPDATE runs
+    SET active_turn_id = NULL, worker_id = NULL, version = version + 1, updated_at = now(),
+        next_message_seq = next_message_seq + cardinality($17::uuid[]),
+        input_tokens = coalesce(input_tokens + $10, input_tokens, $10),
+        output_tokens = coalesce(output_tokens + $11, output_tokens, $11),
+        cache_read_tokens = coalesce(cache_read_tokens + $12, cache_read_tokens, $12),
+        reasoning_tokens = coalesce(reasoning_tokens + $13, reasoning_tokens, $13),
+        cost = coalesce(cost + $14, cost, $14),
+        usage_estimated = usage_estimated OR $15
+    WHERE id = $1 AND active_turn_id = $2 AND fence = $3
+    RETURNING id, turn_count, next_message_seq - 1 AS last_seq
+), turn AS (
+    UPDATE turns
+    SET status = $4, in_context = $5, reason = $6, error = $7::text::json, model = $8,
+        finish_reason = $9, input_tokens = $10, output_tokens = $11, cache_read_tokens = $12,
+        reasoning_tokens = $13, cost = $14, usage_estimated = $15, first_token_at = $16,
+        last_message_seq = run.last_seq, completed_at = now()
+    FROM run WHERE turns.id = $2
+), message AS (
+    INSERT INTO messages (run_id, seq, id, turn_number, role, status, content, metadata, created_at)
+    SELECT run.id, run.last_seq - cardinality($17::uuid[]) + new.place, new.id, run.turn_count,
+           new.role, new.status, new.content, new.metadata::json, new.created_at
+    FROM run, unnest($17::uuid[], $18::text[], $19::text[], $20::text[], $21::text[],
+                     $22::timestamptz[])
+        WITH ORDINALITY AS new (id, role, status, content, metadata, created_at, place)
+)
+SELECT id FROM run
+"""
+
+_ORPHANS = """
+SELECT runs.id, runs.active_turn_id, runs.fence, turns.request_id
+FROM runs
+JOIN turns ON turns.id = runs.active_turn_id
+LEFT JOIN workers ON workers.id = runs.worker_id
+WHERE runs.worker_id IS NOT NULL AND (
+    (runs.worker_id = $1 AND NOT runs.active_turn_id = ANY($2::uuid[]))
+    OR (runs.worker_id <> $1 AND (
+        workers.id IS NULL OR workers.released_at IS NOT NULL
+        OR ($3 AND workers.alive_until < now()))))
+ORDER BY runs.id
+LIMIT $4
+"""
+
+_END_BY_FORCE = """
+WITH run AS (
+    UPDATE runs
+    SET active_turn_id = NULL, worker_id = NULL, fence = fence + 1, version = version + 1,
+        updated_at = now()
+    WHERE id = $1 AND active_turn_id = $2 AND fence = $3
+    RETURNING id
+), turn AS (
+    UPDATE turns SET status = $4, error = $5::text::json, completed_at = now()
+    FROM run WHERE turns.id = $2
+)
+SELECT id FROM run
+"""

@@ -1,0 +1,46 @@
+"""Processes that run turns. Only the database's clock counts."""
+
+from datetime import timedelta
+
+from app.ids import WorkerId
+from app.storage.database import Driver, Row
+
+
+class WorkerStore:
+    async def register(self, driver: Driver, worker_id: WorkerId, lease: timedelta) -> None:
+        await driver.execute(
+            "INSERT INTO workers (id, alive_until) VALUES ($1, now() + $2)", worker_id, lease
+        )
+
+    async def renew(self, driver: Driver, worker_id: WorkerId, lease: timedelta) -> bool:
+        """False when the worker was released or removed: it must not run anything under this id."""
+        row: Row | None = await driver.fetchrow(_RENEW, worker_id, lease)
+        return row is not None
+
+    async def release(self, driver: Driver, worker_id: WorkerId) -> None:
+        """Says that whatever still runs under this id is free to be taken at once."""
+        await driver.execute("UPDATE workers SET released_at = now() WHERE id = $1", worker_id)
+
+    async def forget_dead(self, driver: Driver, *, keep: timedelta) -> None:
+        """Removes long dead workers; never one that a run still points to."""
+        await driver.execute(_FORGET, keep)
+
+    async def database_started(self, driver: Driver, within: timedelta) -> bool:
+        """Whether the server came up so recently that nobody had the time to renew."""
+        row: Row = await driver.fetchrow(
+            "SELECT pg_postmaster_start_time() > now() - $1::interval AS recent", within
+        )
+        return row["recent"]
+
+
+_RENEW = """
+UPDATE workers SET alive_until = now() + $2
+WHERE id = $1 AND released_at IS NULL
+RETURNING id
+"""
+
+_FORGET = """
+DELETE FROM workers
+WHERE alive_until < now() - $1::interval
+    AND NOT EXISTS (SELECT FROM runs WHERE runs.worker_id = workers.id)
+"""

@@ -1,0 +1,63 @@
+"""A conversation on the wire."""
+
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from app.runs import ActiveTurn, Run
+from app.wire.moment import rfc3339, rfc3339_or_none
+from app.wire.usage import UsageDocument, usage_document
+
+
+class ActiveTurnDocument(TypedDict):
+    id: str
+    number: int
+    created_at: str
+
+
+class ConversationDocument(TypedDict):
+    id: str
+    object: Literal["conversation"]
+    status: Literal["open", "closed"]
+    title: str | None
+    metadata: dict[str, Any]
+    config: dict[str, Any]
+    user_id: str
+    session_id: str | None
+    parent_workflow_id: str | None
+    turn_count: int
+    active_turn: ActiveTurnDocument | None
+    usage: UsageDocument
+    created_at: str
+    updated_at: str
+    closed_at: str | None
+
+
+def conversation_document(run: Run) -> ConversationDocument:
+    return {
+        "id": str(run.id),
+        "object": "conversation",
+        "status": run.status.value,
+        "title": run.title,
+        "metadata": dict(run.metadata),
+        "config": dict(run.config),
+        "user_id": run.user_id,
+        "session_id": run.session_id,
+        "parent_workflow_id": run.parent_workflow_id,
+        "turn_count": run.turn_count,
+        "active_turn": _active_turn(run.active_turn),
+        "usage": usage_document(run.usage),
+        "created_at": rfc3339(run.created_at),
+        "updated_at": rfc3339(run.updated_at),
+        "closed_at": rfc3339_or_none(run.closed_at),
+    }
+
+
+def _active_turn(active: ActiveTurn | None) -> ActiveTurnDocument | None:
+    if active is None:
+        return None
+    return {
+        "id": str(active.id),
+        "number": active.number,
+        "created_at": rfc3339(active.created_at),
+    }

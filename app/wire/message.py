@@ -1,0 +1,35 @@
+"""A message on the wire."""
+
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from app.ids import TurnId
+from app.messages.message import ConversationMessage
+from app.wire.moment import rfc3339
+
+
+class MessageDocument(TypedDict):
+    id: str
+    role: Literal["user", "assistant", "tool_call", "tool_result"]
+    content: str
+    status: Literal["complete", "partial"]
+    turn_id: str
+    turn_number: int
+    timestamp: str
+    metadata: dict[str, Any]
+
+
+def message_document(
+    message: ConversationMessage, turn_id: TurnId, turn_number: int
+) -> MessageDocument:
+    return {
+        "id": str(message.id),
+        "role": message.role.value,
+        "content": message.content,
+        "status": message.status.value,
+        "turn_id": str(turn_id),
+        "turn_number": turn_number,
+        "timestamp": rfc3339(message.timestamp),
+        "metadata": dict(message.metadata),
+    }

@@ -1,0 +1,67 @@
+"""A turn on the wire, with or without its messages."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from app.ids import ConversationId, TurnId
+from app.runs import Turn
+from app.wire.message import MessageDocument
+from app.wire.moment import rfc3339, rfc3339_or_none
+from app.wire.paths import turn_path
+from app.wire.usage import UsageDocument, usage_document
+
+
+class TurnLinks(TypedDict):
+    self: str
+
+
+class TurnDocument(TypedDict):
+    id: str
+    object: Literal["turn"]
+    conversation_id: str
+    number: int
+    status: Literal["running", "completed", "incomplete", "cancelled", "failed"]
+    attempt: int
+    output: str | None
+    messages: NotRequired[list[MessageDocument]]
+    reason: str | None
+    error: dict[str, Any] | None
+    model: str | None
+    finish_reason: str | None
+    usage: UsageDocument
+    trace_id: str | None
+    created_at: str
+    first_token_at: str | None
+    completed_at: str | None
+    links: TurnLinks
+
+
+def turn_links(conversation_id: ConversationId, turn_id: TurnId) -> TurnLinks:
+    return {"self": turn_path(conversation_id, turn_id)}
+
+
+def turn_document(turn: Turn, messages: Sequence[MessageDocument] | None = None) -> TurnDocument:
+    document: TurnDocument = {
+        "id": str(turn.id),
+        "object": "turn",
+        "conversation_id": str(turn.run_id),
+        "number": turn.number,
+        "status": turn.status.value,
+        "attempt": turn.attempt,
+        "output": turn.output,
+        "reason": turn.reason,
+        "error": None if turn.error is None else dict(turn.error),
+        "model": turn.model,
+        "finish_reason": turn.finish_reason,
+        "usage": usage_document(turn.usage),
+        "trace_id": turn.trace_id,
+        "created_at": rfc3339(turn.created_at),
+        "first_token_at": rfc3339_or_none(turn.first_token_at),
+        "completed_at": rfc3339_or_none(turn.completed_at),
+        "links": turn_links(turn.run_id, turn.id),
+    }
+    if messages is not None:
+        document["messages"] = list(messages)
+    return document
