@@ -17,7 +17,7 @@ from app.engine.local import LocalEngine
 from app.engine.recovery import Recovery
 from app.executors.direct import DirectExecutor
 from app.frameworks.pydantic_ai.agent import PydanticAIAgent
-from app.frameworks.pydantic_ai.models import DEMO, Models, OwnServer
+from app.frameworks.pydantic_ai.models import Models, OwnServer, opened_models
 from app.frameworks.pydantic_ai.toolsets import load_tools
 from app.health import Health
 from app.identity.authenticator import Authenticator
@@ -26,7 +26,7 @@ from app.identity.loopback import Loopback
 from app.observability.logging import get_logger
 from app.privacy.erasure import Erasure
 from app.settings import Settings
-from app.storage.database import Database
+from app.storage.database import Database, opened_database
 from app.storage.erasure_store import ErasureStore
 from app.storage.key_store import KeyStore
 from app.storage.run_state_store import RunStateStore
@@ -50,10 +50,12 @@ class Service:
 @asynccontextmanager
 async def running_service(settings: Settings, database_url: str) -> AsyncGenerator[Service]:
     """A service whose background work runs until the block ends. Raises ConfigurationError."""
-    database = Database(database_url, pool_size=settings.chat_db_pool)
-    try:
+    async with (
+        opened_models(settings.chat_model, _own_server(settings)) as models,
+        opened_database(database_url, pool_size=settings.chat_db_pool) as database,
+    ):
         await prepare_schema(database, auto_migrate=settings.auto_migrate)
-        service, erasure = _assemble(settings, database)
+        service, erasure = _assemble(settings, database, models)
         await service.lease.register()
         async with asyncio.TaskGroup() as group:
             work = [
@@ -68,8 +70,6 @@ async def running_service(settings: Settings, database_url: str) -> AsyncGenerat
                 for task in work:
                     task.cancel()
         await service.lease.release()
-    finally:
-        await database.close()
 
 
 async def prepare_schema(database: Database, *, auto_migrate: bool) -> None:
@@ -81,23 +81,16 @@ async def prepare_schema(database: Database, *, auto_migrate: bool) -> None:
         logger.warning("schema_is_newer")
 
 
-def build_models(settings: Settings) -> Models:
-    """Raises ConfigurationError when the configured model cannot be had."""
-    own_server = None
-    if settings.chat_model_base_url is not None:
-        key = settings.chat_model_api_key
-        own_server = OwnServer(
-            settings.chat_model_base_url, None if key is None else key.get_secret_value()
-        )
-    models = Models(configured=settings.chat_model, own_server=own_server)
-    if settings.chat_model == DEMO:
-        logger.warning("demo_model", hint="answers are made up here; set CHAT_MODEL for real ones")
-    return models
+def _own_server(settings: Settings) -> OwnServer | None:
+    if settings.chat_model_base_url is None:
+        return None
+    key = settings.chat_model_api_key
+    return OwnServer(settings.chat_model_base_url, None if key is None else key.get_secret_value())
 
 
-def _assemble(settings: Settings, database: Database) -> tuple[Service, Erasure]:
+def _assemble(settings: Settings, database: Database, models: Models) -> tuple[Service, Erasure]:
     runs, transcripts, workers = RunStateStore(), TranscriptStore(), WorkerStore()
-    turn = ChatTurn(database, runs, transcripts, _executor(settings))
+    turn = ChatTurn(database, runs, transcripts, _executor(settings, models))
     lease = Lease(database, workers, length=settings.chat_lease)
     engine = LocalEngine(turn, lease)
     recovery = Recovery(
@@ -130,12 +123,10 @@ def _assemble(settings: Settings, database: Database) -> tuple[Service, Erasure]
     return Service(create_application(services), database, engine, lease, recovery, keys), erasure
 
 
-def _executor(settings: Settings) -> DirectExecutor:
+def _executor(settings: Settings, models: Models) -> DirectExecutor:
     modules = settings.tool_modules
     tools = load_tools(modules, timeout=settings.chat_tool_timeout) if modules else None
-    agent = PydanticAIAgent(
-        build_models(settings), retries=settings.chat_model_retries, tools=tools
-    )
+    agent = PydanticAIAgent(models, retries=settings.chat_model_retries, tools=tools)
     return DirectExecutor(agent)
 
 

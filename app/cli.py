@@ -21,7 +21,7 @@ from app.observability.logging import configure_logging
 from app.server import serve as serve_until_told
 from app.settings import Settings, SettingsError, load_settings
 from app.storage import embedded
-from app.storage.database import Database
+from app.storage.database import opened_database
 from app.storage.key_store import KeyStore
 from app.storage.schema import migrate as migrate_schema
 from app.wire.moment import rfc3339
@@ -148,11 +148,8 @@ def _database_url(settings: Settings) -> Generator[str]:
 
 
 async def _migrate(url: str) -> None:
-    database = Database(url, pool_size=1)
-    try:
+    async with opened_database(url, pool_size=1) as database:
         await migrate_schema(database)
-    finally:
-        await database.close()
 
 
 def _with_keys(work: Callable[[Keys], Awaitable[T]]) -> T:
@@ -162,9 +159,6 @@ def _with_keys(work: Callable[[Keys], Awaitable[T]]) -> T:
 
 
 async def _on_keys(settings: Settings, url: str, work: Callable[[Keys], Awaitable[T]]) -> T:
-    database = Database(url, pool_size=1)
-    try:
+    async with opened_database(url, pool_size=1) as database:
         await prepare_schema(database, auto_migrate=settings.auto_migrate)
         return await work(Keys(database, KeyStore()))
-    finally:
-        await database.close()

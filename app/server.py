@@ -10,6 +10,7 @@ import uvicorn
 
 from app.bootstrap import Service, running_service
 from app.errors import ConfigurationError
+from app.frameworks.pydantic_ai.models import DEMO
 from app.identity.loopback import is_loopback
 from app.observability.logging import get_logger
 from app.settings import Settings
@@ -98,3 +99,5 @@ def _announce(settings: Settings, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
     logger.info("serving", url=f"http://{name}:{port}", model=settings.chat_model)
+    if settings.chat_model == DEMO:
+        logger.warning("demo_model", hint="answers are made up here; set CHAT_MODEL for real ones")

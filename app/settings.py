@@ -32,57 +32,69 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     database_url: SecretStr | None = Field(
-        None, description="PostgreSQL 15 or newer; unset: embedded PostgreSQL in CHAT_DATA_DIR"
+        default=None,
+        description="PostgreSQL 15 or newer; unset: embedded PostgreSQL in CHAT_DATA_DIR",
     )
-    chat_db_pool: int = Field(10, ge=3, le=1000, description="database connections of a process")
+    chat_db_pool: int = Field(
+        default=10, ge=3, le=1000, description="database connections of a process"
+    )
     chat_data_dir: Path = Field(
         default_factory=default_data_directory,
         description="where embedded PostgreSQL keeps its files",
     )
-    chat_host: str = Field("127.0.0.1", description="address to listen on")
-    chat_port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0: any free one")
+    chat_host: str = Field(default="127.0.0.1", description="address to listen on")
+    chat_port: int = Field(
+        default=8000, ge=0, le=65_535, description="port to listen on; 0: any free one"
+    )
     chat_auto_migrate: bool | None = Field(
-        None, description="bring the schema to head at the start (on with embedded PostgreSQL)"
+        default=None,
+        description="bring the schema to head at the start (on with embedded PostgreSQL)",
     )
     chat_model: str = Field(
-        "demo",
+        default="demo",
         min_length=1,
         description="provider:model, or 'demo', the built-in one without a key",
     )
     chat_model_base_url: str | None = Field(
-        None,
+        default=None,
         pattern=r"^https?://",
         description="an OpenAI-compatible server; CHAT_MODEL is then bare",
     )
-    chat_model_api_key: SecretStr | None = Field(None, description="the key for that server")
+    chat_model_api_key: SecretStr | None = Field(
+        default=None, description="the key for that server"
+    )
     chat_model_retries: int = Field(
-        2, ge=0, le=10, description="more tries of a model request before its first token"
+        default=2, ge=0, le=10, description="more tries of a model request before its first token"
     )
-    chat_instructions: str | None = Field(None, description="sent to the model on every turn")
+    chat_instructions: str | None = Field(
+        default=None, description="sent to the model on every turn"
+    )
     chat_tools: str | None = Field(
-        None, description="comma-separated modules whose public functions are tools"
+        default=None, description="comma-separated modules whose public functions are tools"
     )
-    chat_tool_timeout: Seconds = Field(60, description="seconds for one tool call")
+    chat_tool_timeout: Seconds = Field(default=60, description="seconds for one tool call")
     chat_max_context_turns: int = Field(
-        20, ge=1, le=200, description="how many earlier turns the model sees"
+        default=20, ge=1, le=200, description="how many earlier turns the model sees"
     )
-    chat_turn_timeout: Seconds = Field(600, description="seconds for a whole turn")
-    chat_first_token_timeout: Seconds = Field(120, description="seconds until the first token")
+    chat_turn_timeout: Seconds = Field(default=600, description="seconds for a whole turn")
+    chat_first_token_timeout: Seconds = Field(
+        default=120, description="seconds until the first token"
+    )
     chat_lease: Annotated[float, Field(ge=1, le=600)] = Field(
-        15, description="seconds after which a silent process counts as dead"
+        default=15, description="seconds after which a silent process counts as dead"
     )
     chat_shutdown_grace: Annotated[float, Field(ge=0, le=3600)] = Field(
-        20, description="seconds that running turns get after SIGTERM"
+        default=20, description="seconds that running turns get after SIGTERM"
     )
     chat_auth: Literal["none", "keys"] = Field(
-        "none", description="none: one local user, loopback only; keys: API keys"
+        default="none", description="none: one local user, loopback only; keys: API keys"
     )
     chat_max_body: int = Field(
-        4 * 1024 * 1024, ge=1024, description="largest request body in bytes"
+        default=4 * 1024 * 1024, ge=1024, description="largest request body in bytes"
     )
-    chat_log_level: Literal["debug", "info", "warning", "error"] = Field("info")
+    chat_log_level: Literal["debug", "info", "warning", "error"] = Field(default="info")
     chat_log_format: Literal["text", "json"] | None = Field(
-        None, description="text on a terminal, else json"
+        default=None, description="text on a terminal, else json"
     )
 
     @model_validator(mode="after")

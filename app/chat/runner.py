@@ -122,7 +122,10 @@ class ChatWorkflowRunner:
             await self._engine.wait(claim.turn_id, limit)
         except TimeoutError:
             raise StillRunningError(claim.run_id, claim.turn_id) from None
-        ended = await self.turn(caller, claim.run_id, claim.turn_id)
+        async with self._database.connection() as connection:
+            ended = await self._transcripts.turn(
+                connection, caller, claim.run_id, claim.turn_id, action="write"
+            )
         if ended.turn.status.is_terminal:
             return ended
         if self._engine.is_draining:

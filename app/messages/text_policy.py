@@ -30,9 +30,9 @@ def storable_json(value: object) -> Json:
         case float() if not math.isfinite(value):
             return None
         case dict():
-            items = cast("dict[str, object]", value).items()
-            return {storable(key): storable_json(item) for key, item in items}
-        case list():
+            items = cast("dict[object, object]", value).items()
+            return {storable(str(key)): storable_json(item) for key, item in items}
+        case list() | tuple():
             return [storable_json(item) for item in cast("list[object]", value)]
         case _:
             return cast("Json", value)

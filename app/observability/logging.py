@@ -1,7 +1,14 @@
-"""Logs: an event's name and fields, one line each, JSON unless a person is looking."""
+"""Logs: an event's name and fields, one line each, JSON unless a person is looking.
+
+An exception is logged as its type and where it came from. Its message, and the values of local
+variables, may hold what a person wrote, so they are never logged.
+"""
 
 import logging
 import sys
+import traceback
+from types import TracebackType
+from typing import Any, cast
 
 import structlog
 
@@ -15,7 +22,7 @@ def configure_logging(*, level: str, as_json: bool) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
+        without_exception_text,
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -39,3 +46,34 @@ def configure_logging(*, level: str, as_json: bool) -> None:
     # Each request of a provider's client at info would be a line for every turn that says nothing.
     for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def without_exception_text(
+    _logger: Any, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Replaces `exc_info` by the chain of exception types, each with its frames."""
+    info = event.pop("exc_info", None)
+    error = info if isinstance(info, BaseException) else _current(info)
+    if error is not None:
+        event["exception"] = "\n".join(_described(error))
+    return event
+
+
+def _current(info: Any) -> BaseException | None:
+    if isinstance(info, tuple):
+        return cast("tuple[Any, BaseException | None, Any]", info)[1]
+    return sys.exc_info()[1] if info else None
+
+
+def _described(error: BaseException) -> list[str]:
+    cause = error.__cause__ or error.__context__
+    lines = _described(cause) if cause is not None else []
+    return [*lines, *_frames(error.__traceback__), _name(error)]
+
+
+def _frames(trace: TracebackType | None) -> list[str]:
+    return [f"  {f.filename}:{f.lineno} in {f.name}" for f in traceback.extract_tb(trace)]
+
+
+def _name(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}"

@@ -10,6 +10,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import QueuePool
 
 from app.errors import ConfigurationError, DatabaseUnavailableError
 from app.messages.codec import dump_json
@@ -46,7 +47,8 @@ class Database:
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=POOL_TIMEOUT,
-            pool_pre_ping=False,
+            # What people wrote stands in parameters: it has no business in an error's text.
+            hide_parameters=True,
             json_serializer=dump_json,
             json_deserializer=json.loads,
             connect_args={
@@ -84,8 +86,21 @@ class Database:
                 await connection.invalidate()
                 raise
 
-    async def close(self) -> None:
-        await self.engine.dispose()
+    @property
+    def checked_out(self) -> int:
+        """How many connections are in use now."""
+        pool = self.engine.pool
+        return pool.checkedout() if isinstance(pool, QueuePool) else 0
+
+
+@asynccontextmanager
+async def opened_database(url: str, *, pool_size: int) -> AsyncGenerator[Database]:
+    """A database whose connections are closed at the end of the block."""
+    database = Database(url, pool_size=pool_size)
+    try:
+        yield database
+    finally:
+        await database.engine.dispose()
 
 
 @asynccontextmanager

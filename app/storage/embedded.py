@@ -41,6 +41,7 @@ DATABASE = "postgres"
 USER = "chat"
 START_TIMEOUT = 60
 LOCK_TIMEOUT = 90
+ORPHANS_TIMEOUT = 5
 # Accounts to run as when the service runs as root, since PostgreSQL refuses to; the first found.
 ACCOUNTS = ("chat-workflow", "postgres", "nobody")
 # sun_path holds 104 bytes on the smallest system; the socket's own name takes 18 of them.
@@ -52,8 +53,9 @@ timezone = 'UTC'
 log_timezone = 'UTC'
 wal_level = minimal
 max_wal_senders = 0
-log_min_messages = warning
-# No statement and no value of one ever reaches the log: they hold what people wrote.
+# Starts, stops and crashes only: the text of an error, its statement and its parameters may hold
+# what people wrote.
+log_min_messages = log
 log_min_error_statement = panic
 log_parameter_max_length_on_error = 0
 """
@@ -165,15 +167,31 @@ class _Layout:
         self._own(self._socket)
         self._log.touch()
         self._own(self._log)
-        if not self._is_running():
-            (self._cluster / "postmaster.pid").unlink(missing_ok=True)
-            self._run(
-                "pg_ctl",
-                *("start", "--pgdata", str(self._cluster), "--log", str(self._log)),
-                *("--wait", "--timeout", str(START_TIMEOUT), "--silent"),
-                *("--options", f"-c unix_socket_directories='{self._socket}'"),
-            )
+        deadline = time.monotonic() + ORPHANS_TIMEOUT
+        while not self._is_running():
+            self._forget_dead_server()
+            try:
+                self._start_server()
+            except EmbeddedPostgresError:
+                # The children of a killed server take a moment to notice, and hold its memory.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
         self._wait_until_ready()
+
+    def _start_server(self) -> None:
+        self._run(
+            "pg_ctl",
+            *("start", "--pgdata", str(self._cluster), "--log", str(self._log)),
+            *("--wait", "--timeout", str(START_TIMEOUT), "--silent"),
+            *("--options", f"-c unix_socket_directories='{self._socket}'"),
+        )
+
+    def _forget_dead_server(self) -> None:
+        """Its pid may belong to a stranger or a zombie by now, which PostgreSQL takes for itself."""
+        (self._cluster / "postmaster.pid").unlink(missing_ok=True)
+        for path in self._socket.iterdir():
+            path.unlink()
 
     def stop(self) -> None:
         if self._is_running():

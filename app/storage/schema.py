@@ -61,13 +61,11 @@ async def _check_server(connection: AsyncConnection) -> None:
 
 
 def _upgrade(connection: Connection) -> None:
-    config = _config()
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(migration_config(connection), "head")
 
 
 def _compare(connection: Connection) -> SchemaState:
-    script = ScriptDirectory.from_config(_config())
+    script = ScriptDirectory.from_config(migration_config(connection))
     found = MigrationContext.configure(connection).get_current_revision()
     if found == script.get_current_head():
         return SchemaState.CURRENT
@@ -75,8 +73,9 @@ def _compare(connection: Connection) -> SchemaState:
     return SchemaState.BEHIND if found is None or found in known else SchemaState.AHEAD
 
 
-def _config() -> Config:
+def migration_config(connection: Connection) -> Config:
     config = Config()
+    config.attributes["connection"] = connection
     config.set_main_option("script_location", str(migrations_directory()))
     return config
 

@@ -16,7 +16,7 @@ from app.runs import Claim, Turn, TurnStatus
 from app.storage.database import Driver, Row
 from app.storage.run_state_store import usage_of
 from app.storage.tables import messages, runs, turns
-from app.storage.visibility import visible
+from app.storage.visibility import Action, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,19 @@ class TranscriptStore:
         return [_placed(row) for row in rows]
 
     async def turn(
-        self, connection: AsyncConnection, caller: Caller, run_id: ConversationId, turn_id: TurnId
+        self,
+        connection: AsyncConnection,
+        caller: Caller,
+        run_id: ConversationId,
+        turn_id: TurnId,
+        *,
+        action: Action = "read",
     ) -> TurnWithMessages:
-        """One turn with its messages, by one statement. Raises NotFoundError."""
-        query = _select_turns(caller, run_id).where(turns.c.id == turn_id)
+        """One turn with its messages, by one statement. Raises NotFoundError.
+
+        Who may write may also see how the turn ended that they began.
+        """
+        query = _select_turns(caller, run_id, action).where(turns.c.id == turn_id)
         query = query.add_columns(*_MESSAGE_COLUMNS)
         query = query.outerjoin(messages, _lies_in(turns.c)).order_by(messages.c.seq)
         rows = (await connection.execute(query)).mappings().all()
@@ -90,7 +99,7 @@ class TranscriptStore:
         limit: int,
     ) -> Sequence[Turn]:
         """Up to `limit` turns before that number, newest first."""
-        query = _select_turns(caller, run_id).order_by(turns.c.number.desc()).limit(limit)
+        query = _select_turns(caller, run_id, "read").order_by(turns.c.number.desc()).limit(limit)
         if before is not None:
             query = query.where(turns.c.number < before)
         rows = (await connection.execute(query)).mappings()
@@ -102,7 +111,7 @@ class TranscriptStore:
         return None if row is None else TurnStatus(row["status"])
 
 
-def _select_turns(caller: Caller, run_id: ConversationId) -> Select[Any]:
+def _select_turns(caller: Caller, run_id: ConversationId, action: Action) -> Select[Any]:
     answer = (
         select(messages.c.content)
         .where(_lies_in(turns.c), messages.c.role == Role.ASSISTANT.value, messages.c.content != "")
@@ -112,7 +121,7 @@ def _select_turns(caller: Caller, run_id: ConversationId) -> Select[Any]:
         .scalar_subquery()
     )
     query = select(turns, answer.label("output")).join(runs, turns.c.run_id == runs.c.id)
-    return query.where(visible(caller, "read"), turns.c.run_id == run_id)
+    return query.where(visible(caller, action), turns.c.run_id == run_id)
 
 
 def _lies_in(turn: Any) -> Any:

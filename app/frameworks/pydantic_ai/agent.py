@@ -82,7 +82,7 @@ class PydanticAIAgent:
     async def stream(self, step: StepInput) -> AsyncGenerator[StepOutput]:
         """Yields events and, last, a StepResult. Cancelling the task yields a CANCELLED result."""
         try:
-            built = self._models.get(step.model)
+            built = await self._models.get(step.model)
         except ModelError as error:
             yield StepResult(status=TurnStatus.FAILED, error=error)
             return

@@ -1,7 +1,8 @@
 """From a model's name to a model, built once and kept: each has one HTTP client of its own."""
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import httpx2
@@ -46,25 +47,24 @@ class BuiltModel:
 class Models:
     """Every model that a conversation may name. The configured one is built at the start."""
 
-    def __init__(self, *, configured: str, own_server: OwnServer | None) -> None:
-        """Raises ConfigurationError when the configured model cannot be built."""
+    def __init__(self, configured: str, own_server: OwnServer | None, kept: AsyncExitStack) -> None:
         self.configured = configured
         self._own_server = own_server
-        self._built = {DEMO: _demo()}
-        try:
-            self.get(configured)
-        except ModelError as error:
-            raise ConfigurationError(f"CHAT_MODEL={configured!r}: {error}") from error
+        self._kept = kept
+        self._built: dict[str, BuiltModel] = {DEMO: _demo()}
 
-    def get(self, name: str) -> BuiltModel:
+    async def get(self, name: str) -> BuiltModel:
         """Raises ModelError when there is no such model with this configuration."""
         if name not in self._built:
-            self._built[name] = BuiltModel(self._build(name), counts_tokens=True)
+            model = self._build(name)
+            self._built[name] = BuiltModel(model, counts_tokens=True)
+            # Entered once for all runs: else the last of them would close the HTTP client.
+            await self._kept.enter_async_context(model)
         return self._built[name]
 
     def _build(self, name: str) -> Model:
         if self._own_server is not None and name == self.configured:
-            return _on_own_server(name, self._own_server)
+            return self._on_own_server(name, self._own_server)
         try:
             model = infer_model(name)
         except (UserError, ImportError) as error:
@@ -73,20 +73,35 @@ class Models:
             return type(model)(model.model_name, provider=model.provider, profile=_STRICT)
         return model
 
+    def _on_own_server(self, name: str, server: OwnServer) -> Model:
+        client = AsyncOpenAI(
+            base_url=server.base_url,
+            api_key=server.api_key or NO_KEY,
+            http_client=create_async_httpx2_client(
+                timeout=httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
+            ),
+            max_retries=0,
+        )
+        # The vendor's client takes these from OPENAI_… variables, which are not for this server.
+        client.organization = client.project = None
+        self._kept.push_async_callback(client.close)
+        provider = OpenAICompatibleProvider(OWN_SERVER, openai_client=client)
+        return OpenAIChatModel(name, provider=provider, profile=_STRICT)
 
-def _on_own_server(name: str, server: OwnServer) -> Model:
-    client = AsyncOpenAI(
-        base_url=server.base_url,
-        api_key=server.api_key or NO_KEY,
-        http_client=create_async_httpx2_client(
-            timeout=httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
-        ),
-        max_retries=0,
-    )
-    # The vendor's client takes these from OPENAI_… variables, which are not meant for this server.
-    client.organization = client.project = None
-    provider = OpenAICompatibleProvider(OWN_SERVER, openai_client=client)
-    return OpenAIChatModel(name, provider=provider, profile=_STRICT)
+
+@asynccontextmanager
+async def opened_models(configured: str, own_server: OwnServer | None) -> AsyncGenerator[Models]:
+    """Models whose connections are closed at the end of the block.
+
+    Raises ConfigurationError when the configured model cannot be built.
+    """
+    async with AsyncExitStack() as kept:
+        models = Models(configured, own_server, kept)
+        try:
+            await models.get(configured)
+        except ModelError as error:
+            raise ConfigurationError(f"CHAT_MODEL={configured!r}: {error}") from error
+        yield models
 
 
 # ── the model without a key ──────────────────────────────────────────────────────────────────────

@@ -5,7 +5,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pydantic_ai import RunContext
 from pydantic_ai.exceptions import (
@@ -17,8 +17,10 @@ from pydantic_ai.exceptions import (
     UserError,
 )
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool, WrapperToolset
+from pydantic_core import to_json
 
 from app.errors import ConfigurationError
+from app.messages.text_policy import storable_json
 from app.observability.logging import get_logger
 
 logger = get_logger()
@@ -67,7 +69,8 @@ class GuardedToolset(WrapperToolset[object]):
     ) -> Any:
         try:
             async with asyncio.timeout(self.seconds):
-                return await super().call_tool(name, tool_args, ctx, tool)
+                result = await super().call_tool(name, tool_args, ctx, tool)
+            return _sendable(result)
         except _FOR_THE_FRAMEWORK:
             raise
         except TimeoutError:
@@ -75,3 +78,12 @@ class GuardedToolset(WrapperToolset[object]):
         except Exception as error:  # noqa: BLE001 - a tool is the operator's code: any error is its own
             logger.warning("tool_failed", tool=name, error=type(error).__name__)
             raise ToolFailed("The tool failed.") from None
+
+
+def _sendable(result: Any) -> Any:
+    """What the framework can turn into JSON for the model; raises PydanticSerializationError."""
+    sendable: Any = result
+    if isinstance(result, str | dict | list | tuple):
+        sendable = storable_json(cast("object", result))
+    to_json(sendable, inf_nan_mode="null", bytes_mode="base64")
+    return sendable

@@ -1,0 +1,114 @@
+"""Bodies that are odd: a clear answer in the 400s, and nothing left behind."""
+
+from collections.abc import AsyncGenerator
+
+import httpx
+import pytest
+
+from tests.api.test_conversations import create
+from tests.api.test_messages import history, send
+from tests.scripted_model import ScriptedModel
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 422, "invalid_request"),
+        (b"{", 400, "malformed_json"),
+        (b"hello", 400, "malformed_json"),
+        (b'{"content": NaN}', 400, "malformed_json"),
+        (b'{"content": -Infinity}', 400, "malformed_json"),
+        (b'{"content": 1e999}', 400, "malformed_json"),
+        (b'{"content": "a\xff"}', 400, "malformed_json"),
+        (b'\xef\xbb\xbf{"content": "a"}', 400, "malformed_json"),
+        (b"[" * 100_000, 400, "malformed_json"),
+        (b'{"content": ' + b"9" * 5000 + b"}", 400, "malformed_json"),
+        (b"[]", 422, "invalid_request"),
+        (b'"text"', 422, "invalid_request"),
+        (b"null", 422, "invalid_request"),
+        (b"{}", 422, "invalid_request"),
+        (b'{"content": null}', 422, "invalid_request"),
+        (b'{"content": 1}', 422, "invalid_request"),
+        (b'{"content": ["a"]}', 422, "invalid_request"),
+        (b'{"content": ""}', 422, "invalid_request"),
+        (b'{"content": " \\n\\t "}', 422, "invalid_request"),
+        (b'{"content": "a\\ud83d"}', 422, "invalid_request"),
+        (b'{"content": "a\\u0000b"}', 422, "invalid_request"),
+        (b'{"content": "a", "conversation_id": "../../etc"}', 422, "invalid_request"),
+        (b'{"content": "a", "metadata": []}', 422, "invalid_request"),
+        (b'{"content": "a", "metadata": {"a": "\\u0000"}}', 422, "invalid_request"),
+        (b'{"content": "a", "metadata": {"\\ud800": 1}}', 422, "invalid_request"),
+        (
+            b'{"content": "a", "metadata": {"a": ' + b"[" * 50 + b"]" * 50 + b"}}",
+            422,
+            "invalid_request",
+        ),
+        (b'{"content": "a", "metadata": {"a": "' + b"x" * 17_000 + b'"}}', 422, "invalid_request"),
+        (b'{"content": "' + b"x" * 200_001 + b'"}', 422, "invalid_request"),
+        (b'{"content": "' + b"x" * 60_000_000 + b'"}', 413, "body_too_large"),
+    ],
+)
+async def test_a_bad_send_is_refused_and_leaves_nothing(
+    client: httpx.AsyncClient, model: ScriptedModel, body: bytes, status: int, code: str
+) -> None:
+    conversation = await create(client)
+
+    response = await client.post(
+        f"/v1/conversations/{conversation}/messages", content=body, headers=JSON
+    )
+
+    assert (response.status_code, response.json()["code"]) == (status, code)
+    assert response.headers["content-type"] == "application/problem+json"
+    assert model.requests == []
+    assert await history(client, conversation) == []
+    assert (await send(client, conversation, "fine")).json()["number"] == 1
+
+
+async def test_a_fault_is_pointed_at_without_its_value(client: httpx.AsyncClient) -> None:
+    response = await client.post(
+        "/v1/conversations", json={"title": "SECRET" * 100, "metadata": "SECRET", "a/b": "SECRET"}
+    )
+
+    problem = response.json()
+    assert {fault["pointer"] for fault in problem["errors"]} == {"/title", "/metadata", "/a~1b"}
+    assert "SECRET" not in response.text
+    assert response.headers["x-should-retry"] == "false"
+
+
+async def test_a_body_of_another_type_is_refused(client: httpx.AsyncClient) -> None:
+    conversation = await create(client)
+    path = f"/v1/conversations/{conversation}/messages"
+
+    form = await client.post(path, data={"content": "a"})
+    unnamed = await client.post(path, content=b'{"content": "a"}')
+
+    assert (form.status_code, form.json()["code"]) == (415, "unsupported_media_type")
+    assert unnamed.status_code == 415
+
+
+async def test_a_large_body_is_refused_before_it_is_read_whole(client: httpx.AsyncClient) -> None:
+    conversation = await create(client)
+    sent = 0
+
+    async def endless() -> AsyncGenerator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b"x" * 1_000_000
+
+    response = await client.post(
+        f"/v1/conversations/{conversation}/messages", content=endless(), headers=JSON
+    )
+
+    assert response.status_code == 413
+    assert sent < 10
+
+
+async def test_the_longest_message_is_taken(client: httpx.AsyncClient) -> None:
+    conversation = await create(client)
+
+    response = await send(client, conversation, "\N{GRINNING FACE}" * 200_000)
+
+    assert response.status_code == 200

@@ -1,0 +1,111 @@
+"""One PostgreSQL, one database and one service for all tests; every test cleans up by DELETE."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Generator, Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from app.bootstrap import Service, running_service
+from app.observability.logging import configure_logging
+from app.settings import Settings
+from app.storage import embedded
+from app.storage.database import Database
+from app.storage.tables import metadata
+from tests.scripted_model import ScriptedModel
+
+TOOLS = "tests.tools"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _logging() -> None:
+    configure_logging(level="warning", as_json=True)
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path | None:
+    """PG_BINDIR names another PostgreSQL's programs than the wheel's, e.g. version 15."""
+    given = os.environ.get("PG_BINDIR")  # noqa: TID251 - a test run's own setting
+    return Path(given) if given else None
+
+
+@pytest.fixture(scope="session")
+def data_directory() -> Generator[Path]:
+    """Where an account without privileges can reach it, which pytest's own folders are not."""
+    directory = Path(tempfile.mkdtemp(prefix="chat-workflow-tests-"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def postgres_url(data_directory: Path, programs: Path | None) -> Generator[str]:
+    postgres = embedded.start(data_directory, programs)
+    yield postgres.url
+    postgres.release()
+
+
+@pytest.fixture(scope="session")
+async def _model() -> AsyncGenerator[ScriptedModel]:
+    async with ScriptedModel().serving() as model:
+        yield model
+
+
+@pytest.fixture
+def model(_model: ScriptedModel) -> Generator[ScriptedModel]:
+    yield _model
+    _model.forget()
+
+
+@pytest.fixture(scope="session")
+def settings(postgres_url: str, _model: ScriptedModel) -> Settings:
+    return Settings(
+        database_url=SecretStr(postgres_url),
+        chat_auto_migrate=True,
+        chat_db_pool=5,
+        chat_model="scripted",
+        chat_model_base_url=_model.base_url,
+        chat_model_retries=0,
+        chat_tools=TOOLS,
+        chat_instructions="Be brief.",
+        chat_log_level="warning",
+    )
+
+
+@pytest.fixture(scope="session")
+async def _service(settings: Settings, postgres_url: str) -> AsyncGenerator[Service]:
+    async with running_service(settings, postgres_url) as service:
+        yield service
+
+
+@pytest.fixture
+async def service(_service: Service) -> AsyncGenerator[Service]:
+    yield _service
+    await _service.engine.stop_all()
+    await delete_all(_service.database)
+
+
+@pytest.fixture
+async def client(service: Service, model: ScriptedModel) -> AsyncGenerator[httpx.AsyncClient]:
+    """Straight into the application, without a socket."""
+    async with client_of(service) as client:
+        yield client
+
+
+def client_of(service: Service, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(service.app, raise_app_exceptions=False)
+    return httpx.AsyncClient(
+        transport=transport, base_url="http://localhost", timeout=20, headers=headers
+    )
+
+
+async def delete_all(database: Database) -> None:
+    """Every table but the workers, whose rows belong to the running service."""
+    async with database.transaction() as transaction:
+        for table in reversed(metadata.sorted_tables):
+            if table.name != "workers":
+                await transaction.execute(table.delete())

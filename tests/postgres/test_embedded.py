@@ -1,0 +1,313 @@
+"""The launcher of the embedded server, with real processes and real kills."""
+
+import asyncio
+import fcntl
+import multiprocessing
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.errors import EmbeddedPostgresError
+from app.storage import embedded
+from app.storage.database import opened_database
+
+pytestmark = pytest.mark.skipif(
+    "PG_BINDIR" in os.environ,  # noqa: TID251 - a test run's own setting
+    reason="tests the launcher, which runs the wheel's programs",
+)
+spawn = multiprocessing.get_context("spawn")
+AS_ROOT = os.geteuid() == 0
+root_only = pytest.mark.skipif(not AS_ROOT, reason="becomes other users")
+
+
+@pytest.fixture
+def directory() -> Generator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="cw-embedded-"))
+    path.chmod(0o755)
+    yield path
+    for process in postmasters(path):
+        process.kill()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def postmasters(directory: Path) -> list[psutil.Process]:
+    """Servers whose data lie in this directory, with all their children."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter(["name"]):
+        try:
+            if process.info["name"] == "postgres" and str(directory) in process.cwd():  # pyright: ignore[reportAttributeAccessIssue] - set by process_iter
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+async def query(url: str, sql: str) -> object:
+    async with opened_database(url, pool_size=1) as database, database.statement() as driver:
+        return await driver.fetchval(sql)
+
+
+async def test_an_empty_directory_becomes_a_server_that_keeps_its_data(directory: Path) -> None:
+    first = embedded.start(directory)
+    await query(first.url, "CREATE TABLE kept AS SELECT 42 AS answer")
+    first.release()
+    assert postmasters(directory) == []
+
+    second = embedded.start(directory)
+    try:
+        assert await query(second.url, "SELECT answer FROM kept") == 42
+        assert await query(second.url, "SHOW server_encoding") == "UTF8"
+        assert await query(second.url, "SHOW listen_addresses") == ""
+        assert (directory / "postgresql-18" / "cluster").is_dir()
+    finally:
+        second.release()
+
+
+async def test_only_its_own_folder_can_be_entered_by_its_owner_alone(directory: Path) -> None:
+    server = embedded.start(directory)
+    try:
+        for name in ("", "cluster", "socket"):
+            mode = (directory / "postgresql-18" / name).stat().st_mode
+            assert mode & 0o077 == 0
+        assert directory.stat().st_mode & 0o777 == 0o755
+    finally:
+        server.release()
+
+
+async def test_a_half_finished_initialisation_is_thrown_away(directory: Path) -> None:
+    server = embedded.start(directory)
+    server.release()
+    (directory / "postgresql-18" / "cluster" / ".ready").unlink()
+    shutil.rmtree(directory / "postgresql-18" / "cluster" / "base")
+
+    again = embedded.start(directory)
+    try:
+        assert await query(again.url, "SELECT 1") == 1
+    finally:
+        again.release()
+
+
+def hold(directory: Path, told: Connection) -> None:
+    """A process that uses the server until it is told to leave, or killed."""
+    server = embedded.start(directory)
+    told.send(server.url)
+    told.recv()
+    server.release()
+    told.send("left")
+
+
+def holder(directory: Path) -> tuple[SpawnProcess, Connection]:
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=hold, args=(directory, theirs))
+    process.start()
+    return process, ours
+
+
+async def test_processes_share_one_server_and_the_last_to_leave_stops_it(directory: Path) -> None:
+    holders = [holder(directory) for _ in range(3)]
+    urls = {told.recv() for _, told in holders}
+    assert len(urls) == 1
+    assert sum("-D" in process.cmdline() for process in postmasters(directory)) == 1
+
+    for process, told in holders[:2]:
+        told.send("leave")
+        assert told.recv() == "left"
+        process.join(10)
+    assert await query(next(iter(urls)), "SELECT 1") == 1
+
+    process, told = holders[2]
+    told.send("leave")
+    assert told.recv() == "left"
+    process.join(10)
+    assert postmasters(directory) == []
+
+
+async def test_a_killed_process_does_not_count_as_a_user(directory: Path) -> None:
+    process, told = holder(directory)
+    told.recv()
+    process.kill()
+    process.join(10)
+    assert postmasters(directory) != []
+
+    server = embedded.start(directory)
+    server.release()
+
+    assert postmasters(directory) == []
+
+
+async def test_committed_rows_survive_a_kill_of_the_server(directory: Path) -> None:
+    server = embedded.start(directory)
+    await query(server.url, "CREATE TABLE kept AS SELECT n FROM generate_series(1, 500) AS n")
+    for process in postmasters(directory):
+        process.send_signal(signal.SIGKILL)
+
+    again = embedded.start(directory)
+    try:
+        assert await query(again.url, "SELECT count(*) FROM kept") == 500
+    finally:
+        again.release()
+        server.release()
+
+
+@pytest.mark.parametrize("stranger", ["gone", "another program"])
+async def test_a_stale_pid_file_is_no_hindrance(directory: Path, stranger: str) -> None:
+    server = embedded.start(directory)
+    server.release()
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    if stranger == "gone":
+        sleeper.kill()
+        sleeper.wait()
+    pid_file = directory / "postgresql-18" / "cluster" / "postmaster.pid"
+    pid_file.write_text(f"{sleeper.pid}\n{pid_file.parent}\n1\n5432\n/tmp\n\n  1 1\nready   \n")
+
+    again = embedded.start(directory)
+    try:
+        assert await query(again.url, "SELECT 1") == 1
+    finally:
+        again.release()
+        sleeper.kill()
+        sleeper.wait()
+
+
+async def test_a_long_path_has_its_socket_elsewhere(directory: Path) -> None:
+    deep = directory / ("d" * 50) / ("e" * 50)
+
+    server = embedded.start(deep)
+    try:
+        assert await query(server.url, "SELECT 1") == 1
+    finally:
+        server.release()
+
+
+async def test_what_people_write_is_not_in_the_server_s_log(directory: Path) -> None:
+    server = embedded.start(directory)
+    try:
+        with pytest.raises(Exception, match="invalid input syntax"):
+            await query(server.url, "SELECT 'MARKER-78'::int")
+        log = (directory / "postgresql-18" / "server.log").read_text()
+        assert "MARKER-78" not in log
+    finally:
+        server.release()
+
+
+@root_only
+async def test_root_runs_it_as_an_account_without_privileges(directory: Path) -> None:
+    server = embedded.start(directory)
+    try:
+        assert {process.username() for process in postmasters(directory)} <= {*embedded.ACCOUNTS}
+    finally:
+        server.release()
+
+
+@root_only
+async def test_root_runs_it_as_the_directory_s_owner(directory: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    os.chown(directory, nobody.pw_uid, nobody.pw_gid)
+
+    server = embedded.start(directory)
+    try:
+        assert {process.username() for process in postmasters(directory)} == {"nobody"}
+    finally:
+        server.release()
+
+
+@root_only
+async def test_a_closed_parent_is_one_clear_line_and_stays_closed(directory: Path) -> None:
+    directory.chmod(0o700)
+
+    with pytest.raises(
+        EmbeddedPostgresError, match=r"is closed to the account .* set CHAT_DATA_DIR"
+    ):
+        embedded.start(directory / "inside")
+
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
+@root_only
+async def test_a_directory_of_another_user_is_one_clear_line(directory: Path) -> None:
+    server = embedded.start(directory)
+    server.release()
+    os.chown(directory / "postgresql-18", 0, 0)
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from app.errors import EmbeddedPostgresError\n"
+        "from app.storage import embedded\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "try: embedded.start(Path(sys.argv[1]))\n"
+        "except EmbeddedPostgresError as error: print(error)\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(directory), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+
+    assert b"belongs to 'root', this is 'nobody'" in output
+    assert output.count(b"\n") == 1
+
+
+@root_only
+async def test_programs_in_a_closed_home_are_copied_with_their_libraries(directory: Path) -> None:
+    closed = Path(tempfile.mkdtemp(prefix="cw-closed-"))
+    original = embedded.find_programs()
+    package = original.parents[1]
+    shutil.copytree(package, closed / "site" / package.name, symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+    shutil.copytree(libraries, closed / "site" / libraries.name)
+    try:
+        server = embedded.start(directory, closed / "site" / package.name / "pginstall" / "bin")
+        try:
+            assert await query(server.url, "SELECT 1") == 1
+            (copy,) = (directory / "postgresql-18").glob("programs-*")
+            assert {process.exe() for process in postmasters(directory)} == {
+                str(copy / package.name / "pginstall" / "bin" / "postgres")
+            }
+            assert (copy / libraries.name).is_dir()
+        finally:
+            server.release()
+        assert closed.stat().st_mode & 0o777 == 0o700
+    finally:
+        shutil.rmtree(closed)
+
+
+def no_package(_name: str) -> None:
+    return None
+
+
+def test_a_platform_without_a_wheel_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "find_spec", no_package)
+    monkeypatch.setenv("PATH", "/nonexistent")
+
+    with pytest.raises(
+        EmbeddedPostgresError, match=r"no PostgreSQL for this platform.*DATABASE_URL"
+    ):
+        embedded.find_programs()
+
+
+def test_a_lock_is_not_waited_for_for_ever(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "LOCK_TIMEOUT", 0.2)
+    process, told = holder(directory)
+    told.recv()
+    started = time.monotonic()
+    with (directory / "postgresql-18" / "start.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(EmbeddedPostgresError, match=r"start\.lock"):
+            embedded.start(directory)
+    assert time.monotonic() - started < 10
+    told.send("leave")
+    told.recv()
+    process.join(10)

@@ -1,0 +1,25 @@
+"""Tools for the scripted model to call."""
+
+import asyncio
+import math
+
+
+async def sleep(seconds: float = 5) -> str:
+    """Works for some seconds."""
+    await asyncio.sleep(seconds)
+    return "slept"
+
+
+def echo(text: str) -> str:
+    """Gives the text back."""
+    return text
+
+
+def fail() -> str:
+    """Fails with a password in its message."""
+    raise RuntimeError("postgres://hunter2")
+
+
+def odd_values() -> dict[str, object]:
+    """What JSON and PostgreSQL do not take as it is."""
+    return {"nan": math.nan, "large": 10**40, "text": "a\x00b\ud800", "bytes": b"\xff"}
