@@ -92,7 +92,9 @@ class Settings(BaseModel):
     chat_max_body: int = Field(
         default=4 * 1024 * 1024, ge=1024, description="largest request body in bytes"
     )
-    chat_log_level: Literal["debug", "info", "warning", "error"] = Field(default="info")
+    chat_log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="the least severe event that is logged"
+    )
     chat_log_format: Literal["text", "json"] | None = Field(
         default=None, description="text on a terminal, else json"
     )

@@ -5,4 +5,4 @@ LONGEST_TITLE = 80
 
 def title_of(prompt: str) -> str:
     """The first 80 characters, on one line."""
-    return " ".join(prompt[: LONGEST_TITLE * 4].split())[:LONGEST_TITLE].rstrip()
+    return " ".join(prompt.lstrip()[: LONGEST_TITLE * 4].split())[:LONGEST_TITLE].rstrip()

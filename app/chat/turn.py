@@ -98,8 +98,16 @@ class ChatTurn:
     async def _claim(
         self, caller: Caller, conversation_id: ConversationId, new: NewTurn
     ) -> BegunTurn | None:
-        async with self._database.statement() as driver:
-            return await self._runs.claim(driver, caller, conversation_id, new)
+        try:
+            async with self._database.statement() as driver:
+                return await self._runs.claim(driver, caller, conversation_id, new)
+        except DatabaseUnavailableError:
+            # The claim may have been committed before the connection broke.
+            async with self._database.statement() as driver:
+                begun = await self._runs.begun(driver, conversation_id, new)
+            if begun is None:
+                raise
+            return begun
 
     # ── execute ──────────────────────────────────────────────────────────────────────────────────
 

@@ -133,9 +133,9 @@ class _Layout:
             if root.stat().st_uid != account.uid:
                 os.chown(root, account.uid, account.gid)
             root.chmod(0o700)
-        except PermissionError as error:
+        except OSError as error:
             raise EmbeddedPostgresError(
-                f"cannot use {error.filename or directory}: permission denied; set CHAT_DATA_DIR to a "
+                f"cannot use {error.filename or directory}: {error.strerror}; set CHAT_DATA_DIR to a "
                 "directory of your own, or DATABASE_URL to a PostgreSQL server"
             ) from error
         _check_reachable(root, account)

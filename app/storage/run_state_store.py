@@ -141,22 +141,12 @@ class RunStateStore:
             new.message.content,
             new.message.metadata,
         )
-        if row is None:
-            return None
-        return BegunTurn(
-            claim=Claim(run_id, new.id, row["fence"]),
-            number=row["turn_count"],
-            attempt=1,
-            user_id=row["user_id"],
-            user_message_id=new.message.id,
-            user_message_seq=row["seq"],
-            prompt=new.message.content,
-            config=row["config"],
-            request_id=new.request_id,
-            trace_id=new.trace_id,
-            worker_id=new.worker_id,
-            created_at=row["now"],
-        )
+        return None if row is None else _begun(run_id, new, row)
+
+    async def begun(self, driver: Driver, run_id: ConversationId, new: NewTurn) -> BegunTurn | None:
+        """The turn of a claim whose commit is not known to have arrived; None when it did not."""
+        row: Row | None = await driver.fetchrow(_BEGUN, run_id, new.id)
+        return None if row is None else _begun(run_id, new, row)
 
     async def refusal(
         self, connection: AsyncConnection, caller: Caller, run_id: ConversationId
@@ -266,6 +256,23 @@ class RunStateStore:
         return row is not None
 
 
+def _begun(run_id: ConversationId, new: NewTurn, row: Row) -> BegunTurn:
+    return BegunTurn(
+        claim=Claim(run_id, new.id, row["fence"]),
+        number=row["turn_count"],
+        attempt=1,
+        user_id=row["user_id"],
+        user_message_id=new.message.id,
+        user_message_seq=row["seq"],
+        prompt=new.message.content,
+        config=row["config"],
+        request_id=new.request_id,
+        trace_id=new.trace_id,
+        worker_id=new.worker_id,
+        created_at=row["now"],
+    )
+
+
 def _select_runs() -> Select[Any]:
     active = and_(turns.c.id == runs.c.active_turn_id)
     return select(
@@ -331,6 +338,12 @@ WITH run AS (
     SELECT id, seq, $9, turn_count, 'user', 'complete', $10, $11::text::json, now() FROM run
 )
 SELECT user_id, fence, turn_count, seq, config, now() AS now FROM run
+"""
+
+_BEGUN = """
+SELECT runs.user_id, fence, turn_count, next_message_seq - 1 AS seq, config, turns.created_at AS now
+FROM runs JOIN turns ON turns.id = active_turn_id
+WHERE runs.id = $1 AND active_turn_id = $2
 """
 
 # A sum stays unknown only as long as every turn's count was.

@@ -16,12 +16,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-import psutil
 import pytest
 
 from app.errors import EmbeddedPostgresError
 from app.storage import embedded
 from app.storage.database import opened_database
+from tests.postmasters import postmasters
 
 pytestmark = pytest.mark.skipif(
     "PG_BINDIR" in os.environ,  # noqa: TID251 - a test run's own setting
@@ -40,18 +40,6 @@ def directory() -> Generator[Path]:
     for process in postmasters(path):
         process.kill()
     shutil.rmtree(path, ignore_errors=True)
-
-
-def postmasters(directory: Path) -> list[psutil.Process]:
-    """Servers whose data lie in this directory, with all their children."""
-    found: list[psutil.Process] = []
-    for process in psutil.process_iter(["name"]):
-        try:
-            if process.info["name"] == "postgres" and str(directory) in process.cwd():  # pyright: ignore[reportAttributeAccessIssue] - set by process_iter
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 async def query(url: str, sql: str) -> object:
