@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install serve check test test-all test-process test-postgres15 openapi lock debian clean
+.PHONY: install serve check test test-all test-process test-performance test-postgres15 \
+  debian-postgres15 openapi lock clean
 
 install: .venv/.development
 
@@ -31,16 +32,22 @@ check: install
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
+# Two processes, each with a PostgreSQL of its own; a file's tests stay together.
 test: install
-	$(BIN)/pytest tests/unit tests/postgres tests/api tests/contract
+	$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/postgres tests/api tests/contract
 
+# The groups of test-all that `make test` does not run.
 test-process: install
 	$(BIN)/pytest tests/process --timeout 120
 
-test-postgres15: install debian-postgres15
-	PG_BINDIR=/usr/lib/postgresql/15/bin $(BIN)/pytest tests/postgres tests/api
+test-performance: install
+	$(BIN)/pytest tests/performance --timeout 120
 
-test-all: test test-process test-postgres15
+test-postgres15: install debian-postgres15
+	PG_BINDIR=/usr/lib/postgresql/15/bin $(BIN)/pytest -n 2 --dist loadfile tests/postgres tests/api
+
+# Everything that `make test` leaves out; CI runs both.
+test-all: test-process test-performance test-postgres15
 
 debian-postgres15:
 	test -x /usr/lib/postgresql/15/bin/postgres || { apt-get update -q && apt-get install -y -q --no-install-recommends postgresql-15; }

@@ -1,12 +1,18 @@
 """Answers: documents as JSON bytes, with the headers that belong to them."""
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from app.messages.codec import dump_json
 from app.wire.problem import MEDIA_TYPE
+
+# Seconds that a client whose body was refused may still send.
+LINGER = 2.0
 
 
 class JsonAnswer(Response):
@@ -22,6 +28,23 @@ class ProblemAnswer(JsonAnswer):
     media_type = MEDIA_TYPE
 
 
+class UnreadBodyAnswer(ProblemAnswer):
+    """Answers at once, then lets the client send on for a moment before the connection is closed.
+
+    Closed with unread data it would be reset, and many a client would never see the answer.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 def problem_answer(document: Mapping[str, Any], *, retry_after: int | None = None) -> ProblemAnswer:
     status: int = document["status"]
     headers: dict[str, str] = {}
@@ -33,6 +56,6 @@ def problem_answer(document: Mapping[str, Any], *, retry_after: int | None = Non
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="chat-workflow"'
     if status == 413:
-        # The rest of the body is not read, so the connection cannot be used again.
         headers["Connection"] = "close"
+        return UnreadBodyAnswer(document, status_code=status, headers=headers)
     return ProblemAnswer(document, status_code=status, headers=headers)

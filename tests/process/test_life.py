@@ -1,6 +1,7 @@
 """Start, stop, kill and start again, with the real command and real signals."""
 
 import asyncio
+import json
 import signal
 import tempfile
 import time
@@ -321,3 +322,37 @@ async def test_help_lists_every_setting() -> None:
     assert status == 0
     for name in Settings.model_fields:
         assert name.upper() in output
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_large_body_is_refused_before_it_is_read_whole(
+    started: Starter, declared: bool
+) -> None:
+    running = await started(chat_max_body=100_000)
+    conversation = await create(running.client)
+    url = running.client.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    length = b"Content-Length: 60000000" if declared else b"Transfer-Encoding: chunked"
+    head = f"POST /v1/conversations/{conversation}/messages HTTP/1.1\r\nHost: localhost\r\n"
+    writer.write(head.encode() + b"Content-Type: application/json\r\n" + length + b"\r\n\r\n")
+    if not declared:
+        writer.write(b"20000\r\n" + b"x" * 0x20000 + b"\r\n")
+
+    async with asyncio.timeout(5):
+        answer = await reader.readuntil(b"\r\n\r\n")
+        rest = await reader.read()
+
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"connection: close" in answer.lower()
+    assert json.loads(rest)["code"] == "body_too_large"
+    writer.close()
+
+
+async def test_a_client_that_sends_60_mb_sees_the_answer(started: Starter) -> None:
+    running = await started()
+    conversation = await create(running.client)
+
+    answer = await send(running.client, conversation, "x" * 60_000_000)
+
+    assert answer.status_code == 413
+    assert (await send(running.client, conversation, "fine")).status_code == 200
