@@ -9,12 +9,15 @@ from fastapi import FastAPI
 
 from app.api.application import create_application
 from app.api.services import Services
+from app.chat.cancelling import Cancelling
 from app.chat.config import ChatWorkflowConfig
 from app.chat.runner import ChatWorkflowRunner
 from app.chat.turn import ChatTurn
+from app.engine.forced_end import ForcedEnd
 from app.engine.lease import Lease
 from app.engine.local import LocalEngine
 from app.engine.recovery import Recovery
+from app.engine.watch import Watch
 from app.executors.direct import DirectExecutor
 from app.frameworks.pydantic_ai.agent import PydanticAIAgent
 from app.frameworks.pydantic_ai.models import Models, OwnServer, opened_models
@@ -23,16 +26,21 @@ from app.health import Health
 from app.identity.authenticator import Authenticator
 from app.identity.keys import Keys
 from app.identity.loopback import Loopback
+from app.ids import TurnId
 from app.observability.logging import get_logger
 from app.privacy.erasure import Erasure
 from app.settings import Settings
 from app.storage.database import Database, opened_database
 from app.storage.erasure_store import ErasureStore
+from app.storage.event_log import EventLog
 from app.storage.key_store import KeyStore
 from app.storage.run_state_store import RunStateStore
 from app.storage.schema import SchemaState, migrate, require_usable_schema
 from app.storage.transcript_store import TranscriptStore
 from app.storage.worker_store import WorkerStore
+from app.streaming.followers import Closing, Followers
+from app.streaming.recorder import Recorder
+from app.streaming.subscription import Subscriptions
 
 logger = get_logger()
 
@@ -42,9 +50,24 @@ class Service:
     app: FastAPI
     database: Database
     engine: LocalEngine
+    followers: Followers
+    keys: Keys
+
+    async def drain(self, grace: float) -> None:
+        """Takes no more sends, lets turns end for `grace` seconds, then closes every stream."""
+        await self.engine.drain(grace)
+        self.followers.shut_down()
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """What runs beside the requests for as long as the service does."""
+
     lease: Lease
     recovery: Recovery
-    keys: Keys
+    recorder: Recorder
+    watch: Watch
+    erasure: Erasure
 
 
 @asynccontextmanager
@@ -55,21 +78,23 @@ async def running_service(settings: Settings, database_url: str) -> AsyncGenerat
         opened_database(database_url, pool_size=settings.chat_db_pool) as database,
     ):
         await prepare_schema(database, auto_migrate=settings.auto_migrate)
-        service, erasure = _assemble(settings, database, models)
-        await service.lease.register()
+        service, background = _assemble(settings, database, models)
+        await background.lease.register()
         async with asyncio.TaskGroup() as group:
             work = [
-                group.create_task(service.lease.keep(service.engine.stop_all)),
-                group.create_task(service.recovery.keep_sweeping()),
-                group.create_task(erasure.keep_purging()),
+                group.create_task(background.lease.keep(service.engine.stop_all)),
+                group.create_task(background.recorder.keep_flushing()),
+                group.create_task(background.watch.keep_looking()),
+                group.create_task(background.recovery.keep_sweeping()),
+                group.create_task(background.erasure.keep_purging()),
             ]
             try:
                 yield service
             finally:
-                await service.engine.drain(0)
+                await service.drain(0)
                 for task in work:
                     task.cancel()
-        await service.lease.release()
+        await background.lease.release()
 
 
 async def prepare_schema(database: Database, *, auto_migrate: bool) -> None:
@@ -88,26 +113,38 @@ def _own_server(settings: Settings) -> OwnServer | None:
     return OwnServer(settings.chat_model_base_url, None if key is None else key.get_secret_value())
 
 
-def _assemble(settings: Settings, database: Database, models: Models) -> tuple[Service, Erasure]:
+def _assemble(settings: Settings, database: Database, models: Models) -> tuple[Service, Background]:
     runs, transcripts, workers = RunStateStore(), TranscriptStore(), WorkerStore()
-    turn = ChatTurn(database, runs, transcripts, _executor(settings, models))
+    event_log, followers = EventLog(), Followers()
+    recorder = Recorder(database, event_log, followers)
+    turn = ChatTurn(database, runs, transcripts, _executor(settings, models), recorder)
     lease = Lease(database, workers, length=settings.chat_lease)
-    engine = LocalEngine(turn, lease)
+    forced_end = ForcedEnd(database, runs, transcripts, event_log)
+    engine = LocalEngine(turn, lease, forced_end)
     recovery = Recovery(
         database,
         runs,
         workers,
+        forced_end,
         lease=lease,
         lease_length=settings.chat_lease,
         held=lambda: engine.held,
     )
-    erasure = Erasure(database, ErasureStore(), stop_turn=engine.stop)
+    watch = Watch(database, runs, claims=lambda: engine.claims, stop=engine.stop)
+
+    async def stop_erased(turn_id: TurnId) -> None:
+        followers.close(turn_id, Closing.DELETED)
+        await engine.stop(turn_id)
+
+    erasure = Erasure(database, ErasureStore(), stop_turn=stop_erased)
     runner = ChatWorkflowRunner(
         database,
         runs,
         transcripts,
         turn,
         engine,
+        Subscriptions(database, event_log, transcripts, followers),
+        Cancelling(database, runs, transcripts, engine, forced_end),
         config=_default_config(settings),
         erase=erasure.erase_conversation,
     )
@@ -119,8 +156,18 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         authenticator=authenticator,
         health=health,
         max_body=settings.chat_max_body,
+        heartbeat=settings.chat_heartbeat,
+        send_timeout=settings.chat_send_timeout,
     )
-    return Service(create_application(services), database, engine, lease, recovery, keys), erasure
+    service = Service(
+        app=create_application(services),
+        database=database,
+        engine=engine,
+        followers=followers,
+        keys=keys,
+    )
+    background = Background(lease, recovery, recorder, watch, erasure)
+    return service, background
 
 
 def _executor(settings: Settings, models: Models) -> DirectExecutor:

@@ -17,7 +17,9 @@ ChatWorkflowError
 │   ├── UnsupportedMediaTypeError
 │   ├── BodyTooLargeError
 │   ├── InvalidRequestError       carries a pointer for each fault
-│   └── BadCursorError
+│   ├── BadCursorError
+│   ├── BadLastEventIdError       beyond the last committed event, or of another turn
+│   └── IdempotencyMismatchError  the key was used for something else
 ├── StepError                     the step failed; its turn is stored with this problem
 │   ├── ModelError
 │   ├── ModelTimeoutError         no first token in time
@@ -136,6 +138,14 @@ class InvalidRequestError(RequestError):
 
 class BadCursorError(RequestError):
     """The cursor was not made by this service, or not for this list."""
+
+
+class BadLastEventIdError(RequestError):
+    """The id of no event that this turn has committed."""
+
+
+class IdempotencyMismatchError(RequestError):
+    """The Idempotency-Key belongs to another request of this caller."""
 
 
 class StepError(ChatWorkflowError):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
+from typing import Any
 
 from app.ids import ConversationId, MessageId, TurnId, WorkerId
 
@@ -86,7 +87,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One step of a conversation. `error` is the problem document as it was first rendered."""
+    """One step of a conversation. `error` is the problem document as it was first rendered.
+
+    `last_seq` is that of its terminal event, 0 while it runs.
+    """
 
     id: TurnId
     run_id: ConversationId
@@ -104,6 +108,7 @@ class Turn:
     created_at: datetime
     first_token_at: datetime | None
     completed_at: datetime | None
+    last_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +131,30 @@ class BegunTurn:
     user_message_id: MessageId
     user_message_seq: int
     prompt: str
+    prompt_metadata: Mapping[str, Any]
     config: Mapping[str, object]
     request_id: str | None
     trace_id: str | None
     worker_id: WorkerId
     created_at: datetime
+
+    def as_turn(self) -> Turn:
+        """The turn as it stands while it runs."""
+        return Turn(
+            id=self.claim.turn_id,
+            run_id=self.claim.run_id,
+            number=self.number,
+            status=TurnStatus.RUNNING,
+            attempt=self.attempt,
+            output=None,
+            reason=None,
+            error=None,
+            model=None,
+            finish_reason=None,
+            usage=Usage(),
+            request_id=self.request_id,
+            trace_id=self.trace_id,
+            created_at=self.created_at,
+            first_token_at=None,
+            completed_at=None,
+        )

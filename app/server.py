@@ -54,7 +54,7 @@ async def _shut_down(
     received = await signals.get()
     logger.info("shutting_down", signal=received.name)
     async with asyncio.TaskGroup() as group:
-        drain = group.create_task(service.engine.drain(settings.chat_shutdown_grace))
+        drain = group.create_task(service.drain(settings.chat_shutdown_grace))
         second = group.create_task(signals.get())
         await asyncio.wait([drain, second], return_when=asyncio.FIRST_COMPLETED)
         server.force_exit = not drain.done()

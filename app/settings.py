@@ -80,6 +80,12 @@ class Settings(BaseModel):
     chat_first_token_timeout: Seconds = Field(
         default=120, description="seconds until the first token"
     )
+    chat_heartbeat: Seconds = Field(
+        default=15, description="seconds of silence after which a stream says that it lives"
+    )
+    chat_send_timeout: Seconds = Field(
+        default=30, description="seconds after which a reader that takes nothing is cut off"
+    )
     chat_lease: Annotated[float, Field(ge=1, le=600)] = Field(
         default=15, description="seconds after which a silent process counts as dead"
     )

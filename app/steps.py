@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from app.errors import StepError
-from app.events.stream_event import StreamEvent
+from app.events.stream_event import StepEvent
 from app.ids import ConversationId, TurnId
 from app.messages.message import ConversationMessage
 from app.runs import IncompleteReason, TurnStatus, Usage
@@ -49,7 +49,7 @@ class StepResult:
         return said[-1] if said else None
 
 
-StepOutput: TypeAlias = StreamEvent | StepResult
+StepOutput: TypeAlias = StepEvent | StepResult
 
 
 class StepExecutor(Protocol):

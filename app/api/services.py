@@ -11,12 +11,14 @@ from app.identity.authenticator import Authenticator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """`max_body` in bytes."""
+    """`max_body` in bytes; `heartbeat` and `send_timeout` of streams in seconds."""
 
     runner: ChatWorkflowRunner
     authenticator: Authenticator
     health: Health
     max_body: int
+    heartbeat: float
+    send_timeout: float
 
 
 def services_of(request: Request) -> Services:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 DEFAULT_PROFILE = "default"
 
@@ -16,6 +16,7 @@ class ChatWorkflowConfig:
     max_context_turns: int
     turn_timeout: float
     first_token_timeout: float
+    reasoning: Literal["hidden", "shown"] = "hidden"
     profile: str = DEFAULT_PROFILE
 
     def with_overrides(self, overrides: Mapping[str, object]) -> "ChatWorkflowConfig":

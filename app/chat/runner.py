@@ -1,23 +1,31 @@
 """Orchestrates conversations. Knows nothing of HTTP, SQL or a model framework."""
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from app.caller import Caller
+from app.chat.cancelling import Cancelling
 from app.chat.config import ChatWorkflowConfig
 from app.chat.turn import ChatTurn, Prompt
+from app.chat.turn_stream import TurnStream
 from app.engine.engine import RunEngine
 from app.engine.shield import uninterrupted
-from app.errors import DrainingError, StillRunningError
+from app.errors import BadLastEventIdError, DrainingError, StillRunningError
 from app.ids import ConversationId, TurnId, new_conversation_id, new_turn_id
 from app.runs import BegunTurn, Run, RunStatus, Turn
 from app.storage.database import Database
 from app.storage.run_state_store import NewRun, Order, RunStateStore
 from app.storage.transcript_store import PlacedMessage, TranscriptStore, TurnWithMessages
+from app.streaming.subscription import Subscriptions
+from app.wire.event import EventId
 
 # On top of a turn's own limit: what begin, context and finish may take.
 SLACK = 30.0
+# Seconds between two looks at a turn that another process has taken over.
+POLL = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +47,8 @@ class ChatWorkflowRunner:
         transcripts: TranscriptStore,
         turn: ChatTurn,
         engine: RunEngine,
+        subscriptions: Subscriptions,
+        cancelling: Cancelling,
         *,
         config: ChatWorkflowConfig,
         erase: Callable[[Caller, ConversationId], Awaitable[None]],
@@ -48,6 +58,8 @@ class ChatWorkflowRunner:
         self._transcripts = transcripts
         self._turn = turn
         self._engine = engine
+        self._subscriptions = subscriptions
+        self._cancelling = cancelling
         self._config = config
         self._erase = erase
 
@@ -93,15 +105,82 @@ class ChatWorkflowRunner:
             )
 
     async def send_message(
-        self, caller: Caller, conversation_id: ConversationId, prompt: Prompt
+        self,
+        caller: Caller,
+        conversation_id: ConversationId,
+        prompt: Prompt,
+        *,
+        wait: float | None = None,
     ) -> TurnWithMessages:
         """Begins a turn, waits for its end and returns it as it was stored.
 
-        Raises NotFoundError, ConversationClosedError, TurnInProgressError and then has stored
-        nothing; DrainingError or StillRunningError, with the turn's id, when the turn goes on.
+        After `wait` seconds it is returned while it still runs. Raises NotFoundError,
+        ConversationClosedError, TurnInProgressError and then has stored nothing; DrainingError or
+        StillRunningError, with the turn's id, when the turn goes on.
         """
         begun = await uninterrupted(self._begin(caller, conversation_id, prompt))
-        return await self._ended(caller, begun)
+        turn = begun.as_turn()
+        if wait is not None:
+            return await self._after(wait, caller, turn)
+        limit = ChatWorkflowConfig.from_snapshot(begun.config).turn_timeout + SLACK
+        stored = await self._after(limit, caller, turn)
+        if stored.turn.status.is_terminal:
+            return stored
+        if self._engine.is_draining:
+            raise DrainingError(conversation_id, turn.id)
+        raise StillRunningError(conversation_id, turn.id)
+
+    async def send_message_stream(
+        self, caller: Caller, conversation_id: ConversationId, prompt: Prompt
+    ) -> TurnStream:
+        """Begins a turn and returns it with its frames, from the first on. Raises as above."""
+        begun = await uninterrupted(self._begin(caller, conversation_id, prompt))
+        turn = begun.as_turn()
+        return TurnStream(turn, self._subscriptions.to(turn))
+
+    async def follow_turn(
+        self,
+        caller: Caller,
+        conversation_id: ConversationId,
+        turn_id: TurnId,
+        *,
+        after: EventId | None,
+    ) -> TurnStream | None:
+        """The turn's frames after that event, then those that come; None after its last.
+
+        Raises NotFoundError, BadLastEventIdError.
+        """
+        turn = (await self.turn(caller, conversation_id, turn_id)).turn
+        seq = await self._checked(turn, after)
+        if turn.status.is_terminal and seq == turn.last_seq:
+            return None
+        return TurnStream(turn, self._subscriptions.to(turn, after=seq))
+
+    async def _checked(self, turn: Turn, after: EventId | None) -> int:
+        if after is None:
+            return 0
+        last_seq = turn.last_seq
+        if not turn.status.is_terminal:
+            last_seq = await self._subscriptions.last_seq(turn)
+        if after.turn_number != turn.number or after.seq > last_seq:
+            raise BadLastEventIdError
+        return after.seq
+
+    async def cancel(
+        self, caller: Caller, conversation_id: ConversationId, turn_id: TurnId | None = None
+    ) -> TurnWithMessages | None:
+        """Stops the turn, or whichever runs, and returns it when it has ended.
+
+        A turn that had ended before is returned as it is; None when none was running.
+        Raises NotFoundError.
+        """
+        ended = await self._cancelling.cancel(caller, conversation_id, turn_id)
+        turn_id = ended or turn_id
+        if turn_id is not None:
+            return await self._stored(caller, conversation_id, turn_id)
+        async with self._database.connection() as connection:
+            await self._runs.require(connection, caller, conversation_id, "write")
+        return None
 
     async def _begin(
         self, caller: Caller, conversation_id: ConversationId, prompt: Prompt
@@ -112,25 +191,34 @@ class ChatWorkflowRunner:
             begun = await self._turn.begin(
                 caller, conversation_id, prompt, turn_id=turn_id, worker_id=worker_id
             )
+            self._subscriptions.followers.open(turn_id)
             self._engine.start(begun)
         return begun
 
-    async def _ended(self, caller: Caller, begun: BegunTurn) -> TurnWithMessages:
-        claim = begun.claim
-        limit = ChatWorkflowConfig.from_snapshot(begun.config).turn_timeout + SLACK
-        try:
-            await self._engine.wait(claim.turn_id, limit)
-        except TimeoutError:
-            raise StillRunningError(claim.run_id, claim.turn_id) from None
+    async def _after(self, limit: float, caller: Caller, turn: Turn) -> TurnWithMessages:
+        """The turn when it has ended, or as it stands after `limit` seconds or at a shutdown.
+
+        One that was lost to another process is waited for in the table.
+        """
+        deadline = time.monotonic() + limit
+        await self._engine.wait(turn.id, limit)
+        stored = await self._stored(caller, turn.run_id, turn.id)
+        while not (stored.turn.status.is_terminal or self._engine.is_draining):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            await asyncio.sleep(min(POLL, left))
+            stored = await self._stored(caller, turn.run_id, turn.id)
+        return stored
+
+    async def _stored(
+        self, caller: Caller, conversation_id: ConversationId, turn_id: TurnId
+    ) -> TurnWithMessages:
+        """Who may write may see what came of it."""
         async with self._database.connection() as connection:
-            ended = await self._transcripts.turn(
-                connection, caller, claim.run_id, claim.turn_id, action="write"
+            return await self._transcripts.turn(
+                connection, caller, conversation_id, turn_id, action="write"
             )
-        if ended.turn.status.is_terminal:
-            return ended
-        if self._engine.is_draining:
-            raise DrainingError(claim.run_id, claim.turn_id)
-        raise StillRunningError(claim.run_id, claim.turn_id)
 
     async def get_history(
         self,

@@ -5,27 +5,29 @@ may die at any line: the turn is then found by `engine/recovery.py` and ended.
 """
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from app.caller import Caller
+from app.chat.config import ChatWorkflowConfig
 from app.chat.context import Context
 from app.chat.title import title_of
 from app.engine.shield import uninterrupted
 from app.errors import DatabaseUnavailableError, LostOwnershipError, TurnInProgressError
+from app.events.stream_event import ReasoningDelta, TurnEnded, TurnStarted
 from app.ids import ConversationId, TurnId, WorkerId, new_message_id
 from app.messages.codec import encode
 from app.messages.message import ConversationMessage, Envelope, JsonObject, Role, Side, Text
 from app.observability.logging import get_logger
-from app.runs import BegunTurn, Claim, TurnStatus
-from app.steps import StepExecutor, StepInput, StepResult
+from app.runs import BegunTurn, Claim, Turn, TurnStatus
+from app.steps import StepExecutor, StepResult
 from app.storage.database import Database
 from app.storage.run_state_store import NewTurn, RunStateStore, TurnEnd
 from app.storage.transcript_store import TranscriptStore
+from app.streaming.recorder import Recorder, TurnLog
 from app.wire.problem import turn_problem
 
 T = TypeVar("T")
@@ -54,12 +56,14 @@ class ChatTurn:
         runs: RunStateStore,
         transcripts: TranscriptStore,
         executor: StepExecutor,
+        recorder: Recorder,
     ) -> None:
         self._database = database
         self._runs = runs
         self._transcripts = transcripts
         self._context = Context(database, transcripts)
         self._executor = executor
+        self._recorder = recorder
 
     # ── begin ────────────────────────────────────────────────────────────────────────────────────
 
@@ -112,62 +116,74 @@ class ChatTurn:
     # ── execute ──────────────────────────────────────────────────────────────────────────────────
 
     async def execute(self, begun: BegunTurn) -> None:
-        """Runs the step and commits how it ended.
+        """Runs the step, tells of it in the log, and commits how it ended.
 
-        A cancelled task ends nothing: the turn was erased or ended by someone else, or it is left
-        to recovery because this process is shutting down.
+        A cancelled task ends its turn only if a user asked for that. Else the turn was erased or
+        taken, or is left to recovery because this process is shutting down.
         """
-        step = await self._step(begun)
-        result, first_token_at = await self._run(step, begun)
-        if result.status is TurnStatus.CANCELLED:
-            logger.info("turn_stopped", **_ids(begun))
-            raise asyncio.CancelledError
-        await self._finish(begun, _end(begun, result, first_token_at))
+        log = self._recorder.open(begun)
+        try:
+            result, first_token_at = await self._run(begun, log)
+            if result.status is TurnStatus.CANCELLED and not await self._was_asked_for(begun):
+                logger.info("turn_stopped", **_ids(begun))
+                return
+            await self._finish(begun, log, result, first_token_at)
+        except LostOwnershipError:
+            logger.warning("turn_lost", **_ids(begun))
+        finally:
+            self._recorder.leave(log)
 
-    async def _step(self, begun: BegunTurn) -> StepInput:
-        prompt = ConversationMessage(
-            id=begun.user_message_id,
-            role=Role.USER,
-            timestamp=begun.created_at,
-            pieces=(Text(begun.prompt),),
-            envelope=Envelope(Side.REQUEST),
-        )
-        return await until_available(lambda: self._context.step_for(begun, prompt))
-
-    async def _run(self, step: StepInput, begun: BegunTurn) -> tuple[StepResult, datetime | None]:
-        started, first_token_at = time.monotonic(), None
+    async def _run(self, begun: BegunTurn, log: TurnLog) -> tuple[StepResult, datetime | None]:
+        prompt = _prompt_of(begun)
+        await log.append(TurnStarted(begun.as_turn(), prompt))
+        step = await until_available(lambda: self._context.step_for(begun, prompt))
+        shows_reasoning = ChatWorkflowConfig.from_snapshot(begun.config).reasoning == "shown"
+        first_token_at = None
         async with aclosing(self._executor.run_stream(step)) as stream:
-            async for item in stream:
-                if isinstance(item, StepResult):
-                    return item, first_token_at
-                if first_token_at is None:
-                    elapsed = timedelta(seconds=time.monotonic() - started)
-                    first_token_at = begun.created_at + elapsed
-        raise AssertionError("a stream ended without a result")
+            item = await anext(stream)
+            while not isinstance(item, StepResult):
+                first_token_at = first_token_at or log.now()
+                try:
+                    if shows_reasoning or not isinstance(item, ReasoningDelta):
+                        await log.append(item)
+                    item = await anext(stream)
+                except asyncio.CancelledError as error:
+                    # It came while we waited for the log: the executor has to know of it.
+                    item = await stream.athrow(error)
+        return item, first_token_at
+
+    async def _was_asked_for(self, begun: BegunTurn) -> bool:
+        async def read() -> bool:
+            async with self._database.statement() as driver:
+                return await self._runs.cancel_requested(driver, begun.claim)
+
+        return await uninterrupted(until_available(read))
 
     # ── finish ───────────────────────────────────────────────────────────────────────────────────
 
-    async def fail(self, begun: BegunTurn, error: Exception) -> None:
-        """Ends a turn whose execution raised: a fault of ours."""
-        result = StepResult(status=TurnStatus.FAILED)
-        await self._finish(begun, replace(_end(begun, result, None), error=_problem(begun, error)))
-
-    async def _finish(self, begun: BegunTurn, end: TurnEnd) -> None:
+    async def _finish(
+        self, begun: BegunTurn, log: TurnLog, result: StepResult, first_token_at: datetime | None
+    ) -> None:
         """Commits the end, whoever is cancelled meanwhile and however long the database is away."""
-        try:
-            await uninterrupted(until_available(lambda: self._commit(begun.claim, end)))
-        except LostOwnershipError:
-            logger.warning("turn_lost", **_ids(begun))
-            return
-        usage = end.usage
+        waiting = await uninterrupted(log.close())
+        turn = _ended(begun, result, first_token_at, completed_at=log.now())
+        last = log.render_last(TurnEnded(turn, by="user"))
+        end = TurnEnd(
+            turn=replace(turn, last_seq=last.seq or 0),
+            messages=[encode(message) for message in result.messages],
+            in_context=result.status is TurnStatus.COMPLETED or result.output is not None,
+            frames=[*waiting, last],
+        )
+        await uninterrupted(until_available(lambda: self._commit(begun.claim, end)))
+        self._recorder.show_end(log, end.frames)
         logger.info(
             "turn_ended",
             **_ids(begun),
-            status=end.status.value,
-            code=None if end.error is None else end.error["code"],
-            model=end.model,
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
+            status=turn.status.value,
+            code=None if turn.error is None else turn.error["code"],
+            model=turn.model,
+            input_tokens=turn.usage.input_tokens,
+            output_tokens=turn.usage.output_tokens,
         )
 
     async def _commit(self, claim: Claim, end: TurnEnd) -> None:
@@ -175,28 +191,41 @@ class ChatTurn:
         async with self._database.statement() as driver:
             if await self._runs.finish(driver, claim, end):
                 return
-            if await self._transcripts.status(driver, claim) is end.status:
+            if await self._transcripts.status(driver, claim.turn_id) is end.turn.status:
                 return
         raise LostOwnershipError
 
 
-def _end(begun: BegunTurn, result: StepResult, first_token_at: datetime | None) -> TurnEnd:
-    return TurnEnd(
+def _ended(
+    begun: BegunTurn, result: StepResult, first_token_at: datetime | None, completed_at: datetime
+) -> Turn:
+    error = None
+    if result.error is not None:
+        claim, request_id = begun.claim, begun.request_id
+        error = turn_problem(result.error, claim.run_id, claim.turn_id, request_id=request_id)
+    return replace(
+        begun.as_turn(),
         status=result.status,
-        messages=[encode(message) for message in result.messages],
-        in_context=result.status is TurnStatus.COMPLETED or result.output is not None,
+        output=result.output,
         reason=None if result.reason is None else result.reason.value,
-        error=None if result.error is None else _problem(begun, result.error),
+        error=error,
         model=result.model,
         finish_reason=result.finish_reason,
         usage=result.usage,
         first_token_at=first_token_at,
+        completed_at=completed_at,
     )
 
 
-def _problem(begun: BegunTurn, error: Exception) -> Mapping[str, object]:
-    claim = begun.claim
-    return turn_problem(error, claim.run_id, claim.turn_id, request_id=begun.request_id)
+def _prompt_of(begun: BegunTurn) -> ConversationMessage:
+    return ConversationMessage(
+        id=begun.user_message_id,
+        role=Role.USER,
+        timestamp=begun.created_at,
+        pieces=(Text(begun.prompt),),
+        envelope=Envelope(Side.REQUEST),
+        sent_metadata=begun.prompt_metadata,
+    )
 
 
 def _user_message(prompt: Prompt) -> ConversationMessage:

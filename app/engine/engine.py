@@ -11,11 +11,8 @@ class RunHandler(Protocol):
     """Runs begun turns to their end."""
 
     async def execute(self, begun: BegunTurn) -> None:
-        """Runs the turn and commits its end. When cancelled it stops the model and ends nothing."""
-        ...
-
-    async def fail(self, begun: BegunTurn, error: Exception) -> None:
-        """Ends a turn whose `execute` raised."""
+        """Runs the turn and commits its end. When cancelled it stops the model at once, and ends
+        the turn only if its cancellation was asked for."""
         ...
 
 
@@ -32,9 +29,9 @@ class RunEngine(Protocol):
     def start(self, begun: BegunTurn) -> None: ...
 
     async def wait(self, turn_id: TurnId, limit: float) -> None:
-        """Until the turn has ended here, for `limit` seconds at most; raises TimeoutError."""
+        """Until the turn does not run here any more, for `limit` seconds at most."""
         ...
 
-    async def stop(self, turn_id: TurnId) -> None:
-        """Stops the turn if it runs here, without ending it: it was ended elsewhere, or erased."""
+    async def stop(self, turn_id: TurnId, limit: float) -> None:
+        """Stops the turn if it runs here, and waits for that for `limit` seconds at most."""
         ...

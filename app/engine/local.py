@@ -1,15 +1,16 @@
 """Turns as tasks of this process, under its lease."""
 
 import asyncio
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 from app.engine.engine import RunHandler
+from app.engine.forced_end import ForcedEnd
 from app.engine.lease import Lease
 from app.errors import DrainingError
 from app.ids import TurnId, WorkerId
 from app.observability.logging import get_logger
-from app.runs import BegunTurn
+from app.runs import BegunTurn, Claim
 
 logger = get_logger()
 
@@ -18,10 +19,12 @@ STOP_LIMIT = 10.0
 
 
 class LocalEngine:
-    def __init__(self, handler: RunHandler, lease: Lease) -> None:
+    def __init__(self, handler: RunHandler, lease: Lease, forced_end: ForcedEnd) -> None:
         self._handler = handler
         self._lease = lease
+        self._forced_end = forced_end
         self._tasks: dict[TurnId, asyncio.Task[None]] = {}
+        self._claims: dict[TurnId, Claim] = {}
         self._claiming: set[TurnId] = set()
         self._draining = False
 
@@ -48,23 +51,26 @@ class LocalEngine:
         turn_id = begun.claim.turn_id
         task = asyncio.create_task(self._supervise(begun), name=f"turn {turn_id}")
         self._tasks[turn_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(turn_id, None))
+        self._claims[turn_id] = begun.claim
+        task.add_done_callback(lambda _: self._forget(turn_id))
 
     async def wait(self, turn_id: TurnId, limit: float) -> None:
         task = self._tasks.get(turn_id)
         if task is None:
             return
-        _, running = await asyncio.wait([task], timeout=limit)
-        if running:
-            raise TimeoutError
+        await asyncio.wait([task], timeout=limit)
 
-    async def stop(self, turn_id: TurnId) -> None:
+    @property
+    def claims(self) -> Sequence[Claim]:
+        return tuple(self._claims.values())
+
+    async def stop(self, turn_id: TurnId, limit: float = STOP_LIMIT) -> None:
         task = self._tasks.get(turn_id)
         if task is not None:
-            await _stop([task])
+            await _stop([task], limit)
 
     async def stop_all(self) -> None:
-        await _stop(self._tasks.values())
+        await _stop(self._tasks.values(), STOP_LIMIT)
 
     async def drain(self, grace: float) -> None:
         """Takes no more turns; lets the running ones end for `grace` seconds, then stops them."""
@@ -75,17 +81,22 @@ class LocalEngine:
             await asyncio.wait(tasks, timeout=grace)
         await self.stop_all()
 
+    def _forget(self, turn_id: TurnId) -> None:
+        self._tasks.pop(turn_id, None)
+        self._claims.pop(turn_id, None)
+
     async def _supervise(self, begun: BegunTurn) -> None:
         try:
             await self._handler.execute(begun)
         except Exception as error:
             logger.exception("turn_broke", turn_id=str(begun.claim.turn_id))
-            await self._handler.fail(begun, error)
+            await self._forced_end.fail(begun.claim, begun.as_turn(), error)
 
 
-async def _stop(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def _stop(tasks: Iterable[asyncio.Task[None]], limit: float) -> None:
     tasks = list(tasks)
     for task in tasks:
-        task.cancel()
+        if not task.cancelling():
+            task.cancel()
     if tasks:
-        await asyncio.wait(tasks, timeout=STOP_LIMIT)
+        await asyncio.wait(tasks, timeout=limit)

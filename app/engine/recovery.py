@@ -6,17 +6,13 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+from app.engine.forced_end import ForcedEnd
 from app.engine.lease import Lease
-from app.errors import DatabaseUnavailableError, WorkerLostError
+from app.errors import DatabaseUnavailableError
 from app.ids import TurnId
-from app.observability.logging import get_logger
-from app.runs import TurnStatus
 from app.storage.database import Database, Driver
-from app.storage.run_state_store import OrphanedTurn, RunStateStore
+from app.storage.run_state_store import RunningTurn, RunStateStore
 from app.storage.worker_store import WorkerStore
-from app.wire.problem import turn_problem
-
-logger = get_logger()
 
 INTERVAL = 3.0
 BATCH = 100
@@ -35,6 +31,7 @@ class Recovery:
         database: Database,
         runs: RunStateStore,
         workers: WorkerStore,
+        forced_end: ForcedEnd,
         *,
         lease: Lease,
         lease_length: float,
@@ -43,6 +40,7 @@ class Recovery:
         self._database = database
         self._runs = runs
         self._workers = workers
+        self._forced_end = forced_end
         self._lease = lease
         self._length = lease_length
         self._held = held
@@ -61,14 +59,17 @@ class Recovery:
 
         Any number of processes may do so at once: the fence lets only one end a turn.
         """
-        ended = 0
         async with self._database.statement() as driver:
-            for orphan in await self._orphans(driver):
-                ended += await self._end(driver, orphan)
+            orphans = await self._orphans(driver)
             await self._workers.forget_dead(driver, keep=KEEP_DEAD_WORKERS)
-        return ended
+        return sum([await self._end(orphan) for orphan in orphans])
 
-    async def _orphans(self, driver: Driver) -> list[OrphanedTurn]:
+    async def _end(self, orphan: RunningTurn) -> bool:
+        if orphan.cancel_requested:
+            return await self._forced_end.cancel(orphan.claim, orphan.turn)
+        return await self._forced_end.lose(orphan.claim, orphan.turn)
+
+    async def _orphans(self, driver: Driver) -> list[RunningTurn]:
         found = await self._runs.orphans(
             driver,
             worker_id=self._lease.worker_id,
@@ -83,13 +84,3 @@ class Recovery:
         if time.monotonic() - self._last_error < self._length:
             return False
         return not await self._workers.database_started(driver, timedelta(seconds=self._length))
-
-    async def _end(self, driver: Driver, orphan: OrphanedTurn) -> bool:
-        claim = orphan.claim
-        problem = turn_problem(
-            WorkerLostError(), claim.run_id, claim.turn_id, request_id=orphan.request_id
-        )
-        ended = await self._runs.end_by_force(driver, claim, TurnStatus.FAILED, problem)
-        if ended:
-            logger.warning("turn_ended_by_force", turn_id=str(claim.turn_id), error="worker_lost")
-        return ended

@@ -1,10 +1,17 @@
-"""The events of a step, as an executor tells them."""
+"""What happens while a turn runs. An executor tells of the step; the turn adds start and end."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from app.ids import MessageId
 from app.messages.message import ConversationMessage, JsonObject, Outcome
+from app.runs import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStarted:
+    turn: Turn
+    user_message: ConversationMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +36,12 @@ class ToolCallStarted:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallCompleted:
+    """`duration_ms` is None where it is not known any more."""
+
     tool_call_id: str
     outcome: Outcome
     content: str
-    duration_ms: int
+    duration_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,17 @@ class MessageCompleted:
     message: ConversationMessage
 
 
-StreamEvent: TypeAlias = (
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """The terminal event: its kind is the turn's status. `by` stands with a cancelled turn."""
+
+    turn: Turn
+    by: str | None = None
+
+
+StepEvent: TypeAlias = (
     TextDelta | ReasoningDelta | ToolCallStarted | ToolCallCompleted | MessageCompleted
 )
+StreamEvent: TypeAlias = TurnStarted | StepEvent | TurnEnded
+
+TERMINAL_TYPES = frozenset({"turn.completed", "turn.incomplete", "turn.cancelled", "turn.failed"})

@@ -43,8 +43,8 @@ def configure_logging(*, level: str, as_json: bool) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # Each request of a provider's client at info would be a line for every turn that says nothing.
-    for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "alembic"):
+    # sse_starlette would log every chunk, that is what people read, at debug; each request of a provider's client at info would be a line for every turn that says nothing.
+    for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "alembic", "sse_starlette"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

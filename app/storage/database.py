@@ -19,6 +19,8 @@ from app.messages.codec import dump_json
 Driver: TypeAlias = Any
 Row: TypeAlias = Mapping[str, Any]
 
+LockTimeoutError: type[Exception] = asyncpg.LockNotAvailableError
+
 CONNECT_TIMEOUT = 5
 POOL_TIMEOUT = 10
 COMMAND_TIMEOUT = 30
@@ -101,6 +103,11 @@ async def opened_database(url: str, *, pool_size: int) -> AsyncGenerator[Databas
         yield database
     finally:
         await database.engine.dispose()
+
+
+def data_errors() -> tuple[type[Exception], ...]:
+    """What the server refuses for its content: it would refuse it again."""
+    return (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)
 
 
 @asynccontextmanager

@@ -9,11 +9,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.caller import Caller
 from app.ids import ConversationId, TurnId
 from app.storage.database import Driver, Row
-from app.storage.tables import messages, runs, turns
+from app.storage.tables import events, idempotency_keys, messages, runs, turns
 from app.storage.visibility import owned, visible
 
 # Every table that holds a conversation's content, by the column that names the conversation.
-CONTENT_TABLES = (messages, turns)
+CONTENT_TABLES = (idempotency_keys, turns, messages, events)
 
 _EMPTIED: dict[str, Any] = {
     "title": null(),
@@ -70,13 +70,13 @@ class ErasureStore:
 
     async def purge(self, connection: AsyncConnection, run_id: ConversationId) -> None:
         """Removes all content of one conversation at once."""
-        await connection.execute(delete(turns).where(turns.c.run_id == run_id))
-        await connection.execute(delete(messages).where(messages.c.run_id == run_id))
+        for table in CONTENT_TABLES:
+            await connection.execute(delete(table).where(table.c.run_id == run_id))
 
     async def purge_some(self, driver: Driver, run_id: ConversationId, limit: int) -> bool:
-        """Removes up to `limit` messages, and the turns with the last of them; False at the end."""
+        """Removes up to `limit` rows of each kind; False when there was less, and so all is gone."""
         row: Row = await driver.fetchrow(_PURGE_SOME, run_id, limit)
-        return row["removed"] == limit
+        return row["most"] >= limit
 
     async def unpurged(self, driver: Driver, limit: int) -> list[ConversationId]:
         """Tombstones that still have content, since a process died on the way."""
@@ -88,21 +88,29 @@ class ErasureStore:
 
 
 _PURGE_SOME = """
-WITH removed AS (
-    DELETE FROM messages WHERE run_id = $1 AND seq IN (
-        SELECT seq FROM messages WHERE run_id = $1 ORDER BY seq LIMIT $2)
-    RETURNING turn_number
-), emptied AS (
-    DELETE FROM turns WHERE run_id = $1 AND (
-        number <= (SELECT max(turn_number) FROM removed) OR NOT EXISTS (SELECT FROM removed))
+WITH some_events AS (
+    DELETE FROM events WHERE ctid = ANY(ARRAY(
+        SELECT ctid FROM events WHERE run_id = $1 LIMIT $2)) RETURNING 1
+), some_messages AS (
+    DELETE FROM messages WHERE ctid = ANY(ARRAY(
+        SELECT ctid FROM messages WHERE run_id = $1 LIMIT $2)) RETURNING 1
+), some_turns AS (
+    DELETE FROM turns WHERE ctid = ANY(ARRAY(
+        SELECT ctid FROM turns WHERE run_id = $1 LIMIT $2)) RETURNING 1
+), some_keys AS (
+    DELETE FROM idempotency_keys WHERE ctid = ANY(ARRAY(
+        SELECT ctid FROM idempotency_keys WHERE run_id = $1 LIMIT $2)) RETURNING 1
 )
-SELECT count(*) AS removed FROM removed
+SELECT greatest((SELECT count(*) FROM some_events), (SELECT count(*) FROM some_messages),
+                (SELECT count(*) FROM some_turns), (SELECT count(*) FROM some_keys)) AS most
 """
 
 _UNPURGED = """
 SELECT id FROM runs
 WHERE erased_at IS NOT NULL AND (
     EXISTS (SELECT FROM messages WHERE run_id = runs.id)
-    OR EXISTS (SELECT FROM turns WHERE run_id = runs.id))
+    OR EXISTS (SELECT FROM events WHERE run_id = runs.id)
+    OR EXISTS (SELECT FROM turns WHERE run_id = runs.id)
+    OR EXISTS (SELECT FROM idempotency_keys WHERE run_id = runs.id))
 ORDER BY id LIMIT $1
 """

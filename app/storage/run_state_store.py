@@ -12,11 +12,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.caller import Caller
 from app.errors import ConversationClosedError, NotFoundError, TurnInProgressError
 from app.ids import ConversationId, TurnId, WorkerId
-from app.messages.codec import StoredMessage, dump_json
-from app.runs import ActiveTurn, BegunTurn, Claim, Run, RunStatus, TurnStatus, Usage
+from app.messages.codec import StoredMessage, decode, dump_json
+from app.runs import ActiveTurn, BegunTurn, Claim, Run, RunStatus, Turn, TurnStatus, Usage
 from app.storage.database import Driver, Row
 from app.storage.tables import runs, turns
-from app.storage.visibility import acts_for_anyone, visible
+from app.storage.visibility import Action, acts_for_anyone, visible
+from app.wire.event import Frame, lines
 
 
 class Order(StrEnum):
@@ -51,25 +52,25 @@ class NewTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnd:
-    """What a turn leaves behind. `in_context`: later turns shall see it."""
+    """What a turn leaves behind: the turn as it shall stand, and what is new.
 
-    status: TurnStatus
+    `in_context`: later turns shall see it. `frames`: the events that are not in the log yet, the
+    terminal one last.
+    """
+
+    turn: Turn
     messages: Sequence[StoredMessage]
     in_context: bool
-    reason: str | None
-    error: Mapping[str, object] | None
-    model: str | None
-    finish_reason: str | None
-    usage: Usage
-    first_token_at: datetime | None
+    frames: Sequence[Frame]
 
 
 @dataclass(frozen=True, slots=True)
-class OrphanedTurn:
-    """A running turn whose worker is gone."""
+class RunningTurn:
+    """A turn that runs somewhere, as far as whoever ends it by force must know it."""
 
     claim: Claim
-    request_id: str | None
+    turn: Turn
+    cancel_requested: bool
 
 
 class RunStateStore:
@@ -99,6 +100,18 @@ class RunStateStore:
         if row is None:
             raise NotFoundError
         return _run(row)
+
+    async def require(
+        self,
+        connection: AsyncConnection,
+        caller: Caller,
+        run_id: ConversationId,
+        action: Action,
+    ) -> None:
+        """Raises NotFoundError when there is no such conversation for this action."""
+        query = select(runs.c.id).where(visible(caller, action), runs.c.id == run_id)
+        if (await connection.execute(query)).one_or_none() is None:
+            raise NotFoundError
 
     async def list(
         self,
@@ -165,31 +178,35 @@ class RunStateStore:
 
     async def finish(self, driver: Driver, claim: Claim, end: TurnEnd) -> bool:
         """Ends the turn if it is still ours; one statement for turn, messages and run."""
-        messages, usage = end.messages, end.usage
+        turn, messages, usage = end.turn, end.messages, end.turn.usage
         row: Row | None = await driver.fetchrow(
             _FINISH,
             claim.run_id,
             claim.turn_id,
             claim.fence,
-            end.status.value,
+            turn.status.value,
             end.in_context,
-            end.reason,
-            None if end.error is None else dump_json(end.error),
-            end.model,
-            end.finish_reason,
+            turn.reason,
+            None if turn.error is None else dump_json(turn.error),
+            turn.model,
+            turn.finish_reason,
             usage.input_tokens,
             usage.output_tokens,
             usage.cache_read_tokens,
             usage.reasoning_tokens,
             usage.cost,
             usage.estimated,
-            end.first_token_at,
+            turn.first_token_at,
             [message.id for message in messages],
             [message.role for message in messages],
             [message.status for message in messages],
             [message.content for message in messages],
             [message.metadata for message in messages],
             [message.created_at for message in messages],
+            turn.completed_at,
+            end.frames[0].seq,
+            end.frames[-1].seq,
+            lines(end.frames),
         )
         return row is not None
 
@@ -228,7 +245,7 @@ class RunStateStore:
         held: Sequence[TurnId],
         expired_too: bool,
         limit: int,
-    ) -> Sequence[OrphanedTurn]:
+    ) -> Sequence[RunningTurn]:
         """Running turns whose worker is dead, and our worker's own that nobody here holds.
 
         `expired_too`: a lease that has run out counts as death, not only one that was released.
@@ -236,24 +253,44 @@ class RunStateStore:
         rows: Sequence[Row] = await driver.fetch(
             _ORPHANS, worker_id, list(held), expired_too, limit
         )
-        return [
-            OrphanedTurn(Claim(row["id"], row["active_turn_id"], row["fence"]), row["request_id"])
-            for row in rows
-        ]
+        return [_running(row) for row in rows]
 
-    async def end_by_force(
-        self, driver: Driver, claim: Claim, status: TurnStatus, error: Mapping[str, object] | None
-    ) -> bool:
-        """Ends a turn that is not ours; the fence grows, so that its old owner cannot write."""
+    async def take(self, driver: Driver, claim: Claim) -> tuple[Claim, datetime] | None:
+        """Takes a turn from its owner, who can write nothing from then on; None: already ended.
+
+        Also tells the time.
+        What the log holds must be read by a later statement: this one sees an older snapshot.
+        """
+        row: Row | None = await driver.fetchrow(_TAKE, claim.run_id, claim.turn_id, claim.fence)
+        if row is None:
+            return None
+        return Claim(claim.run_id, claim.turn_id, row["fence"]), row["now"]
+
+    async def request_cancel(
+        self, driver: Driver, caller: Caller, run_id: ConversationId, turn_id: TurnId | None
+    ) -> RunningTurn | None:
+        """Asks the owner of the running turn to end it; None when no such turn runs.
+
+        Without `turn_id`: whichever runs. The fence stays, so that the owner can still write.
+        """
         row: Row | None = await driver.fetchrow(
-            _END_BY_FORCE,
-            claim.run_id,
-            claim.turn_id,
-            claim.fence,
-            status.value,
-            None if error is None else dump_json(error),
+            _REQUEST_CANCEL, run_id, caller.user_id, acts_for_anyone(caller, "write"), turn_id
         )
-        return row is not None
+        return None if row is None else _running(row)
+
+    async def cancel_requested(self, driver: Driver, claim: Claim) -> bool:
+        row: Row | None = await driver.fetchrow(_CANCEL_REQUESTED, claim.turn_id)
+        return row is not None and row["requested"]
+
+    async def not_to_go_on(self, driver: Driver, claims: Sequence[Claim]) -> set[TurnId]:
+        """Which of these turns were cancelled, or are no longer under their claim."""
+        rows: Sequence[Row] = await driver.fetch(
+            _NOT_TO_GO_ON,
+            [claim.run_id for claim in claims],
+            [claim.turn_id for claim in claims],
+            [claim.fence for claim in claims],
+        )
+        return {TurnId(row["turn_id"]) for row in rows}
 
 
 def _begun(run_id: ConversationId, new: NewTurn, row: Row) -> BegunTurn:
@@ -265,12 +302,36 @@ def _begun(run_id: ConversationId, new: NewTurn, row: Row) -> BegunTurn:
         user_message_id=new.message.id,
         user_message_seq=row["seq"],
         prompt=new.message.content,
+        prompt_metadata=decode(new.message).sent_metadata,
         config=row["config"],
         request_id=new.request_id,
         trace_id=new.trace_id,
         worker_id=new.worker_id,
         created_at=row["now"],
     )
+
+
+def _running(row: Row) -> RunningTurn:
+    turn = Turn(
+        id=TurnId(row["id"]),
+        run_id=ConversationId(row["run_id"]),
+        number=row["number"],
+        status=TurnStatus.RUNNING,
+        attempt=row["attempt"],
+        output=None,
+        reason=None,
+        error=None,
+        model=row["model"],
+        finish_reason=None,
+        usage=usage_of(row),
+        request_id=row["request_id"],
+        trace_id=row["trace_id"],
+        created_at=row["created_at"],
+        first_token_at=row["first_token_at"],
+        completed_at=None,
+    )
+    requested = row["cancel_requested_at"] is not None
+    return RunningTurn(Claim(turn.run_id, turn.id, row["fence"]), turn, requested)
 
 
 def _select_runs() -> Select[Any]:
@@ -350,7 +411,8 @@ WHERE runs.id = $1 AND active_turn_id = $2
 _FINISH = """
 WITH run AS (
     UPDATE runs
-    SET active_turn_id = NULL, worker_id = NULL, version = version + 1, updated_at = now(),
+    SET active_turn_id = NULL, worker_id = NULL, version = version + 1,
+        updated_at = greatest(updated_at, $23),
         next_message_seq = next_message_seq + cardinality($17::uuid[]),
         input_tokens = coalesce(input_tokens + $10, input_tokens, $10),
         output_tokens = coalesce(output_tokens + $11, output_tokens, $11),
@@ -365,8 +427,11 @@ WITH run AS (
     SET status = $4, in_context = $5, reason = $6, error = $7::text::json, model = $8,
         finish_reason = $9, input_tokens = $10, output_tokens = $11, cache_read_tokens = $12,
         reasoning_tokens = $13, cost = $14, usage_estimated = $15, first_token_at = $16,
-        last_message_seq = run.last_seq, completed_at = now()
+        last_message_seq = run.last_seq, completed_at = $23, last_seq = $25
     FROM run WHERE turns.id = $2
+), event AS (
+    INSERT INTO events (run_id, turn_id, first_seq, last_seq, frames)
+    SELECT id, $2, $24, $25, $26 FROM run
 ), message AS (
     INSERT INTO messages (run_id, seq, id, turn_number, role, status, content, metadata, created_at)
     SELECT run.id, run.last_seq - cardinality($17::uuid[]) + new.place, new.id, run.turn_count,
@@ -379,7 +444,7 @@ SELECT id FROM run
 """
 
 _ORPHANS = """
-SELECT runs.id, runs.active_turn_id, runs.fence, turns.request_id
+SELECT turns.*, runs.fence
 FROM runs
 JOIN turns ON turns.id = runs.active_turn_id
 LEFT JOIN workers ON workers.id = runs.worker_id
@@ -392,16 +457,31 @@ ORDER BY runs.id
 LIMIT $4
 """
 
-_END_BY_FORCE = """
-WITH run AS (
-    UPDATE runs
-    SET active_turn_id = NULL, worker_id = NULL, fence = fence + 1, version = version + 1,
-        updated_at = now()
-    WHERE id = $1 AND active_turn_id = $2 AND fence = $3
-    RETURNING id
-), turn AS (
-    UPDATE turns SET status = $4, error = $5::text::json, completed_at = now()
-    FROM run WHERE turns.id = $2
-)
-SELECT id FROM run
+_TAKE = """
+UPDATE runs SET fence = fence + 1
+WHERE id = $1 AND active_turn_id = $2 AND fence = $3
+RETURNING fence, clock_timestamp() AS now
+"""
+
+_REQUEST_CANCEL = """
+UPDATE turns
+SET cancel_requested_at = coalesce(cancel_requested_at, now()),
+    cancel_requested_by = coalesce(cancel_requested_by, $2)
+FROM runs
+WHERE runs.id = $1 AND (runs.user_id = $2 OR $3) AND runs.erased_at IS NULL
+    AND turns.id = runs.active_turn_id AND ($4::uuid IS NULL OR turns.id = $4)
+RETURNING turns.*, runs.fence
+"""
+
+_CANCEL_REQUESTED = """
+SELECT cancel_requested_at IS NOT NULL AS requested FROM turns WHERE id = $1
+"""
+
+_NOT_TO_GO_ON = """
+SELECT held.turn_id
+FROM unnest($1::uuid[], $2::uuid[], $3::bigint[]) AS held (run_id, turn_id, fence)
+LEFT JOIN runs ON runs.id = held.run_id AND runs.active_turn_id = held.turn_id
+    AND runs.fence = held.fence
+LEFT JOIN turns ON turns.id = held.turn_id
+WHERE runs.id IS NULL OR turns.cancel_requested_at IS NOT NULL
 """

@@ -85,7 +85,8 @@ Index("runs_by_creation", runs.c.user_id, runs.c.created_at.desc(), runs.c.id.de
 Index("runs_by_worker", runs.c.worker_id, postgresql_where=runs.c.worker_id.is_not(None))
 Index("runs_erased", runs.c.erased_at, postgresql_where=runs.c.erased_at.is_not(None))
 
-# A turn: one step of a conversation. Its messages are first_message_seq … last_message_seq.
+# A turn: one step of a conversation. Its messages are first_message_seq … last_message_seq, its
+# events 1 … last_seq, which is set when it ends.
 # `in_context`: it ended with something to show, so later turns see it.
 turns = Table(
     "turns",
@@ -97,6 +98,7 @@ turns = Table(
     Column("attempt", Integer, nullable=False, server_default=text("1")),
     Column("first_message_seq", BigInteger, nullable=False),
     Column("last_message_seq", BigInteger, nullable=False),
+    Column("last_seq", Integer, nullable=False, server_default=text("0")),
     Column("in_context", Boolean, nullable=False, server_default=text("false")),
     Column("reason", Text),
     Column("error", JSON),
@@ -105,6 +107,8 @@ turns = Table(
     *_usage(),
     Column("request_id", Text),
     Column("trace_id", Text),
+    _moment("cancel_requested_at", optional=True),
+    Column("cancel_requested_by", Text),
     _moment("created_at"),
     _moment("first_token_at", optional=True),
     _moment("completed_at", optional=True),
@@ -141,6 +145,36 @@ messages = Table(
     ),
     CheckConstraint("status IN ('complete', 'partial')", name="messages_status"),
 )
+
+# A flush of one turn: the exact documents that clients were shown, one a line.
+events = Table(
+    "events",
+    metadata,
+    Column("run_id", Uuid, ForeignKey("runs.id", ondelete="CASCADE"), nullable=False),
+    Column("turn_id", Uuid, nullable=False),
+    Column("first_seq", Integer, nullable=False),
+    Column("last_seq", Integer, nullable=False),
+    Column("frames", Text, nullable=False),
+    PrimaryKeyConstraint("run_id", "turn_id", "first_seq"),
+    CheckConstraint("first_seq BETWEEN 1 AND last_seq", name="events_seq"),
+)
+
+# A create or send that its client may safely repeat. `scope` is "create" or the conversation's id.
+# It names the run that it made or used, and for a send the turn.
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("user_id", Text, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("request_hash", Text, nullable=False),
+    Column("run_id", Uuid, ForeignKey("runs.id", ondelete="CASCADE"), nullable=False),
+    Column("turn_id", Uuid),
+    _moment("created_at"),
+    PrimaryKeyConstraint("user_id", "scope", "key"),
+)
+Index("idempotency_keys_by_run", idempotency_keys.c.run_id)
+Index("idempotency_keys_by_age", idempotency_keys.c.created_at)
 
 # A process that runs turns: one small row to renew for all of them. Not referenced by a foreign
 # key, so that claims do not lock it; a missing row counts as dead.

@@ -12,7 +12,7 @@ from app.errors import NotFoundError
 from app.ids import ConversationId, MessageId, TurnId
 from app.messages.codec import StoredMessage, decode
 from app.messages.message import ConversationMessage, Role
-from app.runs import Claim, Turn, TurnStatus
+from app.runs import Turn, TurnStatus
 from app.storage.database import Driver, Row
 from app.storage.run_state_store import usage_of
 from app.storage.tables import messages, runs, turns
@@ -44,6 +44,11 @@ class TranscriptStore:
         """
         rows: Sequence[Row] = await driver.fetch(_RECENT_TURNS, run_id, before, limit)
         return [decode(_stored(row)) for row in rows]
+
+    async def prompt(self, driver: Driver, turn_id: TurnId) -> ConversationMessage:
+        """The user message that began the turn."""
+        row: Row = await driver.fetchrow(_PROMPT, turn_id)
+        return decode(_stored(row))
 
     async def history(
         self,
@@ -80,14 +85,18 @@ class TranscriptStore:
 
         Who may write may also see how the turn ended that they began.
         """
-        query = _select_turns(caller, run_id, action).where(turns.c.id == turn_id)
-        query = query.add_columns(*_MESSAGE_COLUMNS)
-        query = query.outerjoin(messages, _lies_in(turns.c)).order_by(messages.c.seq)
-        rows = (await connection.execute(query)).mappings().all()
-        if not rows:
+        query = _select_turns(run_id).where(visible(caller, action))
+        found = await _with_messages(connection, query, turn_id)
+        if found is None:
             raise NotFoundError
-        placed = [_placed(row) for row in rows if row["message_id"] is not None]
-        return TurnWithMessages(_turn(rows[0]), placed)
+        return found
+
+    async def any_turn(
+        self, connection: AsyncConnection, run_id: ConversationId, turn_id: TurnId
+    ) -> TurnWithMessages | None:
+        """The same for one who was let in before; None when it was erased meanwhile."""
+        query = _select_turns(run_id).where(runs.c.erased_at.is_(None))
+        return await _with_messages(connection, query, turn_id)
 
     async def turns(
         self,
@@ -99,19 +108,33 @@ class TranscriptStore:
         limit: int,
     ) -> Sequence[Turn]:
         """Up to `limit` turns before that number, newest first."""
-        query = _select_turns(caller, run_id, "read").order_by(turns.c.number.desc()).limit(limit)
+        query = _select_turns(run_id).where(visible(caller, "read"))
+        query = query.order_by(turns.c.number.desc()).limit(limit)
         if before is not None:
             query = query.where(turns.c.number < before)
         rows = (await connection.execute(query)).mappings()
         return [_turn(row) for row in rows]
 
-    async def status(self, driver: Driver, claim: Claim) -> TurnStatus | None:
-        """How the turn stands, to settle an unknown commit; None when it was erased."""
-        row: Row | None = await driver.fetchrow(_STATUS, claim.turn_id)
+    async def status(self, driver: Driver, turn_id: TurnId) -> TurnStatus | None:
+        """How the turn stands; None when it was erased."""
+        row: Row | None = await driver.fetchrow(_STATUS, turn_id)
         return None if row is None else TurnStatus(row["status"])
 
 
-def _select_turns(caller: Caller, run_id: ConversationId, action: Action) -> Select[Any]:
+async def _with_messages(
+    connection: AsyncConnection, query: Select[Any], turn_id: TurnId
+) -> TurnWithMessages | None:
+    query = query.where(turns.c.id == turn_id).add_columns(*_MESSAGE_COLUMNS)
+    query = query.outerjoin(messages, _lies_in(turns.c)).order_by(messages.c.seq)
+    rows = (await connection.execute(query)).mappings().all()
+    if not rows:
+        return None
+    placed = [_placed(row) for row in rows if row["message_id"] is not None]
+    return TurnWithMessages(_turn(rows[0]), placed)
+
+
+def _select_turns(run_id: ConversationId) -> Select[Any]:
+    """To be limited to what the caller may see."""
     answer = (
         select(messages.c.content)
         .where(_lies_in(turns.c), messages.c.role == Role.ASSISTANT.value, messages.c.content != "")
@@ -121,7 +144,7 @@ def _select_turns(caller: Caller, run_id: ConversationId, action: Action) -> Sel
         .scalar_subquery()
     )
     query = select(turns, answer.label("output")).join(runs, turns.c.run_id == runs.c.id)
-    return query.where(visible(caller, action), turns.c.run_id == run_id)
+    return query.where(turns.c.run_id == run_id)
 
 
 def _lies_in(turn: Any) -> Any:
@@ -176,6 +199,7 @@ def _turn(row: Mapping[Any, Any]) -> Turn:
         created_at=row["created_at"],
         first_token_at=row["first_token_at"],
         completed_at=row["completed_at"],
+        last_seq=row["last_seq"],
     )
 
 
@@ -192,4 +216,14 @@ JOIN messages ON run_id = $1 AND seq BETWEEN first_message_seq AND last_message_
 ORDER BY seq
 """
 
-_STATUS = "SELECT status FROM turns WHERE id = $1"
+_PROMPT = """
+SELECT messages.id AS message_id, role, messages.status AS message_status, content,
+       metadata::text AS message_metadata, messages.created_at AS message_created_at
+FROM turns JOIN messages ON messages.run_id = turns.run_id AND seq = first_message_seq
+WHERE turns.id = $1
+"""
+
+_STATUS = """
+SELECT turns.status FROM turns JOIN runs ON runs.id = run_id
+WHERE turns.id = $1 AND erased_at IS NULL
+"""

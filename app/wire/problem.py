@@ -11,12 +11,14 @@ from typing_extensions import TypedDict
 
 from app.errors import (
     BadCursorError,
+    BadLastEventIdError,
     BodyTooLargeError,
     ChatWorkflowError,
     ConversationClosedError,
     DatabaseUnavailableError,
     DrainingError,
     ForbiddenError,
+    IdempotencyMismatchError,
     InvalidRequestError,
     MalformedJsonError,
     ModelError,
@@ -76,6 +78,18 @@ KINDS: Mapping[type[ChatWorkflowError], Kind] = {
         "bad_cursor",
         "Bad cursor",
         "The cursor does not come from this list; start without one.",
+    ),
+    BadLastEventIdError: Kind(
+        400,
+        "bad_last_event_id",
+        "Bad last event id",
+        "This is not the id of an event of this turn that was sent.",
+    ),
+    IdempotencyMismatchError: Kind(
+        422,
+        "idempotency_mismatch",
+        "Idempotency key mismatch",
+        "This Idempotency-Key was used for another request.",
     ),
     UnauthenticatedError: Kind(
         401,

@@ -15,6 +15,8 @@ from app.wire.usage import UsageDocument, usage_document
 
 class TurnLinks(TypedDict):
     self: str
+    events: str
+    cancel: str
 
 
 class TurnDocument(TypedDict):
@@ -39,7 +41,8 @@ class TurnDocument(TypedDict):
 
 
 def turn_links(conversation_id: ConversationId, turn_id: TurnId) -> TurnLinks:
-    return {"self": turn_path(conversation_id, turn_id)}
+    path = turn_path(conversation_id, turn_id)
+    return {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}
 
 
 def turn_document(turn: Turn, messages: Sequence[MessageDocument] | None = None) -> TurnDocument:

@@ -34,7 +34,7 @@ async def test_nothing_of_an_erased_conversation_is_left(
         client, metadata={"k": MARKER}, session_id=MARKER, config={"instructions": MARKER}
     )
     await send(client, conversation, f"question {MARKER}")
-    assert set(await tables_with(service.database, MARKER)) == {"runs", "messages"}
+    assert set(await tables_with(service.database, MARKER)) == {"runs", "messages", "events"}
 
     response = await client.delete(f"/v1/conversations/{conversation}")
 

@@ -21,6 +21,7 @@ from app.runs import BegunTurn, TurnStatus, Usage
 from app.storage.database import Database
 from app.storage.run_state_store import NewRun, NewTurn, RunStateStore, TurnEnd
 from app.storage.transcript_store import TranscriptStore
+from app.wire.event import Frame
 
 ADA = Caller("ada")
 runs, transcripts = RunStateStore(), TranscriptStore()
@@ -68,28 +69,41 @@ async def claimed(
     return begun
 
 
-def end(text: str = "answer", input_tokens: int | None = None) -> TurnEnd:
+def end(
+    begun: BegunTurn,
+    *texts: str,
+    status: TurnStatus = TurnStatus.COMPLETED,
+    tokens: int | None = None,
+) -> TurnEnd:
+    turn = replace(
+        begun.as_turn(),
+        status=status,
+        completed_at=begun.created_at,
+        usage=Usage(input_tokens=tokens),
+    )
     return TurnEnd(
-        status=TurnStatus.COMPLETED,
-        messages=[message("assistant", text)],
+        turn=turn,
+        messages=[message("assistant", text) for text in texts],
         in_context=True,
-        reason=None,
-        error=None,
-        model="m",
-        finish_reason="stop",
-        usage=Usage(input_tokens=input_tokens),
-        first_token_at=None,
+        frames=[Frame(1, f"turn.{status.value}", f'{{"type":"turn.{status.value}","seq":1,}}')],
     )
 
 
-async def finish(database: Database, begun: BegunTurn, how: TurnEnd | None = None) -> bool:
+async def finish(
+    database: Database, begun: BegunTurn, *texts: str, tokens: int | None = None
+) -> bool:
+    how = end(begun, *(texts or ("answer",)), tokens=tokens)
     async with database.statement() as driver:
-        return await runs.finish(driver, begun.claim, how or end())
+        return await runs.finish(driver, begun.claim, how)
 
 
 async def force(database: Database, begun: BegunTurn) -> bool:
-    async with database.statement() as driver:
-        return await runs.end_by_force(driver, begun.claim, TurnStatus.FAILED, {"code": "x"})
+    """Takes the turn from its owner and ends it."""
+    async with database.statement() as driver, driver.transaction():
+        taken = await runs.take(driver, begun.claim)
+        if taken is None:
+            return False
+        return await runs.finish(driver, taken[0], end(begun, status=TurnStatus.FAILED))
 
 
 async def contents(database: Database) -> list[str]:
@@ -159,7 +173,7 @@ async def test_sums_are_exact_under_concurrency_and_unknown_stays_unknown(
 ) -> None:
     run_id = await conversation(database)
     for tokens in (None, 3, None, 4):
-        await finish(database, await claimed(database, run_id), end(input_tokens=tokens))
+        await finish(database, await claimed(database, run_id), tokens=tokens)
 
     async with database.connection() as connection:
         run = await runs.get(connection, ADA, run_id)
@@ -171,10 +185,10 @@ async def test_sums_are_exact_under_concurrency_and_unknown_stays_unknown(
 
 async def test_messages_of_a_finish_keep_their_order(database: Database) -> None:
     run_id = await conversation(database)
-    many = [message("assistant", f"{n}") for n in range(20)]
-    await finish(database, await claimed(database, run_id), replace(end(), messages=many))
+    many = [f"{n}" for n in range(20)]
+    await finish(database, await claimed(database, run_id), *many)
 
-    assert await contents(database) == ["hi", *(f"{n}" for n in range(20))]
+    assert await contents(database) == ["hi", *many]
 
 
 async def test_why_a_claim_is_refused(database: Database) -> None:
@@ -208,6 +222,6 @@ async def test_a_second_running_turn_is_impossible_even_by_hand(database: Databa
 async def test_an_unknown_commit_is_settled_by_reading(database: Database) -> None:
     begun = await claimed(database, await conversation(database))
     async with database.statement() as driver:
-        assert await transcripts.status(driver, begun.claim) is TurnStatus.RUNNING
-        await runs.finish(driver, begun.claim, end())
-        assert await transcripts.status(driver, begun.claim) is TurnStatus.COMPLETED
+        assert await transcripts.status(driver, begun.claim.turn_id) is TurnStatus.RUNNING
+        await runs.finish(driver, begun.claim, end(begun, "answer"))
+        assert await transcripts.status(driver, begun.claim.turn_id) is TurnStatus.COMPLETED

@@ -6,11 +6,13 @@ from datetime import timedelta
 
 import pytest
 
+from app.engine.forced_end import ForcedEnd
 from app.engine.lease import Lease
 from app.engine.recovery import Recovery
 from app.ids import WorkerId, new_worker_id
 from app.runs import BegunTurn
 from app.storage.database import Database
+from app.storage.event_log import EventLog
 from app.storage.worker_store import WorkerStore
 from tests.postgres.test_fence import ADA, claimed, conversation, runs, transcripts
 
@@ -29,7 +31,10 @@ async def lease(database: Database) -> AsyncGenerator[Lease]:
 def recovery(database: Database, lease: Lease, *held: BegunTurn, length: float = 0) -> Recovery:
     """With a length of 0 nobody is given time after the database's start."""
     turns = frozenset(turn.claim.turn_id for turn in held)
-    return Recovery(database, runs, workers, lease=lease, lease_length=length, held=lambda: turns)
+    forced_end = ForcedEnd(database, runs, transcripts, EventLog())
+    return Recovery(
+        database, runs, workers, forced_end, lease=lease, lease_length=length, held=lambda: turns
+    )
 
 
 async def worker(database: Database, alive_for: float) -> WorkerId:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from app.api.answers import JsonAnswer
 from app.api.dependencies import CallerDep, ConversationIdDep, RunnerDep
 from app.api.pagination import encode_cursor, page_answer, place_of
+from app.api.routes.messages import turn_answer
 from app.api.schemas.conversation import CreateConversation
 from app.api.schemas.page import Page
 from app.api.strict_json import StrictJsonRoute
@@ -15,6 +16,7 @@ from app.chat.runner import NewConversation, Order
 from app.runs import RunStatus
 from app.wire.conversation import ConversationDocument, conversation_document
 from app.wire.paths import conversation_path
+from app.wire.turn import TurnDocument
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=StrictJsonRoute)
 
@@ -99,6 +101,20 @@ async def close(
     caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep
 ) -> Response:
     return JsonAnswer(conversation_document(await runner.close(caller, conversation_id)))
+
+
+@router.post(
+    "/{conversation_id}/cancel",
+    summary="Stop whichever turn is running; answers when it has ended",
+    response_model=None,
+    responses={200: {"model": TurnDocument}, 204: {}},
+)
+async def cancel(
+    caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep
+) -> Response:
+    """204 when none is running."""
+    stopped = await runner.cancel(caller, conversation_id)
+    return Response(status_code=204) if stopped is None else turn_answer(stopped)
 
 
 @router.delete(

@@ -2,19 +2,22 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from app.api.answers import JsonAnswer, problem_answer
 from app.api.dependencies import CallerDep, ConversationIdDep, RequestIdDep, RunnerDep
 from app.api.pagination import encode_cursor, page_answer, turn_number_of
+from app.api.preferences import preference_of
 from app.api.schemas.message import SendMessage
 from app.api.schemas.page import Page
+from app.api.sse import TurnStreamAnswer
 from app.api.strict_json import StrictJsonRoute
 from app.chat.runner import TurnWithMessages
 from app.chat.turn import Prompt
 from app.runs import TurnStatus
 from app.wire.message import MessageDocument, message_document
+from app.wire.paths import turn_path
 from app.wire.problem import TURN_CANCELLED, about_turn, document_of
 from app.wire.turn import TurnDocument, turn_document, turn_links
 
@@ -31,7 +34,7 @@ CURSOR = "messages"
     "",
     summary="Send a message and wait for the answer",
     response_model=None,
-    responses={200: {"model": TurnDocument}},
+    responses={200: {"model": TurnDocument}, 202: {"model": TurnDocument}},
 )
 async def send(
     caller: CallerDep,
@@ -39,11 +42,48 @@ async def send(
     conversation_id: ConversationIdDep,
     request_id: RequestIdDep,
     body: SendMessage,
+    prefer: Annotated[
+        str | None, Header(description="`respond-async`, or `wait=n` seconds (RFC 7240).")
+    ] = None,
 ) -> Response:
-    prompt = Prompt(
+    """With `Prefer` the turn may be returned while it still runs, as 202 with its `Location`."""
+    preference = preference_of(prefer)
+    stored = await runner.send_message(
+        caller, conversation_id, prompt_of(body, request_id), wait=preference.wait
+    )
+    if stored.turn.status.is_terminal:
+        return ended_turn_answer(stored)
+    answer = turn_answer(stored, status=202)
+    answer.headers["Location"] = turn_path(conversation_id, stored.turn.id)
+    answer.headers["Preference-Applied"] = preference.applied or ""
+    return answer
+
+
+@router.post(
+    "/stream",
+    summary="Send a message and stream the turn",
+    response_model=None,
+    responses={200: {"content": {"text/event-stream": {}}}},
+)
+async def stream(
+    request: Request,
+    caller: CallerDep,
+    runner: RunnerDep,
+    conversation_id: ConversationIdDep,
+    request_id: RequestIdDep,
+    body: SendMessage,
+) -> Response:
+    """A refusal is an error before the first byte, never an event."""
+    prompt = prompt_of(body, request_id)
+    return TurnStreamAnswer(
+        request, await runner.send_message_stream(caller, conversation_id, prompt)
+    )
+
+
+def prompt_of(body: SendMessage, request_id: str) -> Prompt:
+    return Prompt(
         content=body.content, metadata=body.metadata, request_id=request_id, trace_id=None
     )
-    return ended_turn_answer(await runner.send_message(caller, conversation_id, prompt))
 
 
 @router.get(
@@ -76,7 +116,6 @@ async def history(
 def ended_turn_answer(ended: TurnWithMessages) -> Response:
     """The turn as it was stored; its own problem where it failed."""
     turn = ended.turn
-    headers = {"X-Turn-ID": str(turn.id)}
     if turn.status is TurnStatus.CANCELLED:
         path = turn_links(turn.run_id, turn.id)["self"]
         document = document_of(TURN_CANCELLED, instance=path, request_id=turn.request_id)
@@ -85,15 +124,19 @@ def ended_turn_answer(ended: TurnWithMessages) -> Response:
         wait = turn.error.get("retry_after")
         answer = problem_answer(turn.error, retry_after=wait if isinstance(wait, int) else None)
     else:
-        answer = turn_answer(ended)
-    answer.headers.update(headers)
+        return turn_answer(ended)
+    answer.headers["X-Turn-ID"] = str(turn.id)
     return answer
 
 
-def turn_answer(stored: TurnWithMessages) -> JsonAnswer:
+def turn_answer(stored: TurnWithMessages, *, status: int = 200) -> JsonAnswer:
     messages = [
         message_document(item.message, item.turn_id, item.turn_number)
         for item in stored.messages
         if item.message.is_shown
     ]
-    return JsonAnswer(turn_document(stored.turn, messages))
+    return JsonAnswer(
+        turn_document(stored.turn, messages),
+        status_code=status,
+        headers={"X-Turn-ID": str(stored.turn.id)},
+    )

@@ -9,6 +9,8 @@ from app.api.dependencies import CallerDep, ConversationIdDep, RunnerDep, TurnId
 from app.api.pagination import encode_cursor, page_answer, turn_number_of
 from app.api.routes.messages import turn_answer
 from app.api.schemas.page import Page
+from app.api.sse import TurnStreamAnswer, cursor_of
+from app.errors import NotFoundError
 from app.wire.turn import TurnDocument, turn_document
 
 router = APIRouter(prefix="/v1/conversations/{conversation_id}/turns", tags=["turns"])
@@ -47,3 +49,41 @@ async def get(
     caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep, turn_id: TurnIdDep
 ) -> Response:
     return turn_answer(await runner.turn(caller, conversation_id, turn_id))
+
+
+@router.get(
+    "/{turn_id}/events",
+    summary="Replay and follow a turn",
+    response_model=None,
+    responses={200: {"content": {"text/event-stream": {}}}, 204: {}},
+)
+async def events(
+    request: Request,
+    caller: CallerDep,
+    runner: RunnerDep,
+    conversation_id: ConversationIdDep,
+    turn_id: TurnIdDep,
+    after: Annotated[str | None, Query(max_length=50)] = None,
+) -> Response:
+    """After `Last-Event-ID` (or `?after=`), or from the first event; 204 after the last one."""
+    cursor = cursor_of(request, after)
+    stream = await runner.follow_turn(caller, conversation_id, turn_id, after=cursor)
+    if stream is None:
+        return Response(status_code=204)
+    return TurnStreamAnswer(request, stream)
+
+
+@router.post(
+    "/{turn_id}/cancel",
+    summary="Stop a turn; answers when it has ended",
+    response_model=None,
+    responses={200: {"model": TurnDocument}},
+)
+async def cancel(
+    caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep, turn_id: TurnIdDep
+) -> Response:
+    """A turn that had ended before is returned as it is."""
+    stopped = await runner.cancel(caller, conversation_id, turn_id)
+    if stopped is None:
+        raise NotFoundError
+    return turn_answer(stopped)

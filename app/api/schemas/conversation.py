@@ -15,6 +15,7 @@ class ConfigOverrides(BaseModel):
 
     instructions: Annotated[StorableText, Field(max_length=100_000)] | None = None
     max_context_turns: Annotated[int, Field(ge=1, le=200)] | None = None
+    reasoning: Literal["hidden", "shown"] | None = None
 
 
 class CreateConversation(BaseModel):

@@ -9,16 +9,23 @@ from typing import Any
 from pydantic_ai import Agent, RunContext, RunUsage, capture_run_messages
 from pydantic_ai import exceptions as ex
 from pydantic_ai.capabilities import AbstractCapability
-from pydantic_ai.messages import AgentStreamEvent, ModelMessage, ModelRequest, ModelResponse
+from pydantic_ai.messages import (
+    AgentStreamEvent,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    ToolCallPart,
+    ToolReturnPart,
+)
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.toolsets import AbstractToolset
 
 from app.errors import ModelError, ModelRateLimitedError, ModelTimeoutError, StepError
-from app.events.stream_event import StreamEvent
+from app.events.stream_event import StepEvent
 from app.frameworks.pydantic_ai.messages import to_conversation, to_model
 from app.frameworks.pydantic_ai.models import BuiltModel, Models
-from app.frameworks.pydantic_ai.stream import EventMapper
+from app.frameworks.pydantic_ai.stream import INTERRUPTED, EventMapper
 from app.messages.message import Role
 from app.runs import IncompleteReason, TurnStatus, Usage
 from app.steps import StepInput, StepOutput, StepResult
@@ -89,16 +96,12 @@ class PydanticAIAgent:
         run = _Run(self._agent, built, step, self._tools)
         task = asyncio.create_task(run.execute(), name=f"agent {step.turn_id}")
         try:
-            while True:
-                try:
-                    event = await run.events.get()
-                except asyncio.CancelledError:
-                    await _stop(task)
-                    break
-                if event is None:
-                    await task
-                    break
-                yield event
+            try:
+                while (event := await run.events.get()) is not None:
+                    yield event
+                await task
+            except asyncio.CancelledError:
+                await _stop(task)
             for event in run.left_over():
                 yield event
             yield run.result()
@@ -122,7 +125,7 @@ class _Run:
         step: StepInput,
         tools: Sequence[AbstractToolset[object]],
     ) -> None:
-        self.events: asyncio.Queue[StreamEvent | None] = asyncio.Queue(BUFFER)
+        self.events: asyncio.Queue[StepEvent | None] = asyncio.Queue(BUFFER)
         self._agent = agent
         self._built = built
         self._step = step
@@ -162,16 +165,18 @@ class _Run:
             conversation_id=str(step.conversation_id),
         )
 
-    def left_over(self) -> Sequence[StreamEvent]:
+    def left_over(self) -> Sequence[StepEvent]:
         """What was still in the buffer when the run was stopped, and its last, cut-off message."""
-        events: list[StreamEvent] = []
+        events: list[StepEvent] = []
         while not self.events.empty():
             event = self.events.get_nowait()
             if event is not None:
                 events.append(event)
-        responses = [m for m in self._new_messages() if isinstance(m, ModelResponse)]
+        new = self._new_messages()
+        responses = [message for message in new if isinstance(message, ModelResponse)]
         if responses:
             events.extend(self._mapper.announce(responses[-1]))
+        events.extend(self._mapper.interrupted())
         return events
 
     def result(self) -> StepResult:
@@ -207,11 +212,12 @@ class _Run:
 
     def _new_messages(self) -> list[ModelMessage]:
         """What this run added, but the prompt, which was stored before it began."""
-        return [
+        own = [
             replace(message, run_id=None, conversation_id=None)
             for message in self._own(self._messages)[1:]
-            if isinstance(message, ModelRequest) or message.parts
         ]
+        whole = [without_cut_off_calls(message) for message in own]
+        return paired([m for m in whole if isinstance(m, ModelRequest) or m.parts])
 
     def _counted(self) -> Usage:
         usage = self._usage
@@ -225,6 +231,41 @@ class _Run:
             cost=usage.cost,
             estimated=self._failure is not None,
         )
+
+
+def without_cut_off_calls(message: ModelMessage) -> ModelMessage:
+    """A call whose arguments were cut off was never made."""
+    if not isinstance(message, ModelResponse) or message.state == "complete":
+        return message
+    return replace(message, parts=[p for p in message.parts if not isinstance(p, ToolCallPart)])
+
+
+def paired(messages: list[ModelMessage]) -> list[ModelMessage]:
+    """With a result for each call: those that were still running were interrupted."""
+    missing = [ToolReturnPart(*call, outcome="interrupted") for call in _unanswered(messages)]
+    if not missing:
+        return messages
+    last = messages[-1]
+    if isinstance(last, ModelRequest):
+        return [*messages[:-1], replace(last, parts=[*last.parts, *missing])]
+    return [*messages, ModelRequest(parts=missing, state="interrupted")]
+
+
+def _unanswered(messages: Sequence[ModelMessage]) -> list[tuple[str, str, str]]:
+    """Name, text of the result, and id."""
+    answered = {
+        part.tool_call_id
+        for message in messages
+        if isinstance(message, ModelRequest)
+        for part in message.parts
+        if isinstance(part, ToolReturnPart)
+    }
+    calls = [c for m in messages if isinstance(m, ModelResponse) for c in m.tool_calls]
+    return [
+        (call.tool_name, INTERRUPTED, call.tool_call_id)
+        for call in calls
+        if call.tool_call_id not in answered
+    ]
 
 
 def resumable(history: list[ModelMessage]) -> list[ModelMessage]:

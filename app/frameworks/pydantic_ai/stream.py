@@ -27,15 +27,17 @@ from pydantic_ai.messages import (
 from app.events.stream_event import (
     MessageCompleted,
     ReasoningDelta,
-    StreamEvent,
+    StepEvent,
     TextDelta,
     ToolCallCompleted,
     ToolCallStarted,
 )
 from app.frameworks.pydantic_ai.messages import to_conversation
 from app.ids import MessageId, new_message_id
-from app.messages.message import JsonObject, Role
+from app.messages.message import JsonObject, Outcome, Role
 from app.messages.text_policy import storable, storable_json
+
+INTERRUPTED = "The tool call was interrupted before it had a result."
 
 
 class EventMapper:
@@ -47,14 +49,14 @@ class EventMapper:
         self._announced = 0
         self._started: dict[str, float] = {}
 
-    def node_begins(self, messages: list[ModelMessage]) -> Iterator[StreamEvent]:
+    def node_begins(self, messages: list[ModelMessage]) -> Iterator[StepEvent]:
         """The framework goes from model to tools or back: the response before it is whole."""
         self._open = None
         responses = [message for message in messages if isinstance(message, ModelResponse)]
         if responses:
             yield from self.announce(responses[-1])
 
-    def announce(self, response: ModelResponse) -> Iterator[StreamEvent]:
+    def announce(self, response: ModelResponse) -> Iterator[StepEvent]:
         """Tells of the response's assistant messages that were not told of yet."""
         shown_before = self._announced
         if shown_before == len(self.assistant_ids):
@@ -65,7 +67,13 @@ class EventMapper:
             if message.role is Role.ASSISTANT and message.is_shown:
                 yield MessageCompleted(message)
 
-    def map(self, event: AgentStreamEvent) -> Iterator[StreamEvent]:
+    def interrupted(self) -> Iterator[StepEvent]:
+        """An end for each tool call that was told of and has none."""
+        for call_id, started in self._started.items():
+            yield ToolCallCompleted(call_id, Outcome.INTERRUPTED, INTERRUPTED, _since(started))
+        self._started.clear()
+
+    def map(self, event: AgentStreamEvent) -> Iterator[StepEvent]:
         match event:
             case PartStartEvent(part=part):
                 yield from self._part(part)
@@ -82,7 +90,7 @@ class EventMapper:
                 # Ends of parts repeat what was said; the rest concerns features we do not use.
                 pass
 
-    def _part(self, part: ModelResponsePart) -> Iterator[StreamEvent]:
+    def _part(self, part: ModelResponsePart) -> Iterator[StepEvent]:
         if isinstance(part, ToolCallPart | NativeToolCallPart | NativeToolReturnPart):
             self._open = None
             return
@@ -99,15 +107,17 @@ class EventMapper:
             self.assistant_ids.append(self._open)
         return self._open
 
-    def _result(self, event: FunctionToolResultEvent) -> Iterator[StreamEvent]:
+    def _result(self, event: FunctionToolResultEvent) -> Iterator[StepEvent]:
         (message,) = to_conversation([ModelRequest(parts=[event.part])])
         result = message.tool_result
         started = self._started.pop(event.tool_call_id, None)
-        elapsed = 0.0 if started is None else time.monotonic() - started
-        if result is not None:
-            yield ToolCallCompleted(
-                result.call_id, result.outcome, result.content, int(elapsed * 1000)
-            )
+        if result is not None and started is not None:
+            yield ToolCallCompleted(result.call_id, result.outcome, result.content, _since(started))
+
+
+def _since(started: float) -> int:
+    """Milliseconds."""
+    return int((time.monotonic() - started) * 1000)
 
 
 def _args(call: ToolCallPart) -> str | JsonObject | None:

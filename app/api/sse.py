@@ -1,0 +1,76 @@
+"""Streams over HTTP: Server-Sent Events as the HTML standard has them (section 9.2).
+
+Routes write stored documents with their ids, nothing else. Heartbeat and disconnect live here.
+"""
+
+from collections.abc import AsyncGenerator
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from app.api.services import services_of
+from app.chat.turn_stream import TurnStream
+from app.errors import BadLastEventIdError
+from app.observability.logging import get_logger
+from app.wire.event import EventId, Frame
+
+logger = get_logger()
+
+# Milliseconds after which a browser reconnects. It travels with the first event, never alone, since
+# some clients take a block without data for an event.
+RETRY = 2000
+
+
+class TurnStreamAnswer(EventSourceResponse):
+    """The frames of one turn. A client that leaves, or takes nothing for too long, stops nothing."""
+
+    def __init__(self, request: Request, stream: TurnStream) -> None:
+        services = services_of(request)
+        super().__init__(  # pyright: ignore[reportUnknownMemberType] - the library says only `dict`
+            _blocks(stream),
+            headers={"X-Turn-ID": str(stream.turn.id)},
+            ping=services.heartbeat,
+            ping_message_factory=lambda: ServerSentEvent(comment="", sep="\n"),
+            send_timeout=services.send_timeout,
+            sep="\n",
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            # The server closes the connection of an answer that has no end.
+            logger.info("reader_cut_off", path=scope["path"])
+
+
+async def _blocks(stream: TurnStream) -> AsyncGenerator[bytes]:
+    try:
+        async for frame in stream.frames:
+            yield _block(frame, stream.turn.number)
+    finally:
+        await stream.frames.aclose()
+
+
+def _block(frame: Frame, turn_number: int) -> bytes:
+    lines = [f"event: {frame.type}", f"data: {frame.document}", "", ""]
+    if frame.seq == 1:
+        lines.insert(0, f"retry: {RETRY}")
+    if frame.seq is not None:
+        lines.insert(0, f"id: {EventId(turn_number, frame.seq)}")
+    return "\n".join(lines).encode()
+
+
+def cursor_of(request: Request, after: str | None) -> EventId | None:
+    """`Last-Event-ID`, else `?after=`: a browser that reconnects keeps the URL and sends the header.
+
+    Raises BadLastEventIdError.
+    """
+    text = request.headers.get("last-event-id", "") or after or ""
+    if not text:
+        return None
+    event_id = EventId.parse(text)
+    if event_id is None:
+        raise BadLastEventIdError
+    return event_id

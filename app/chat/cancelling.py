@@ -1,0 +1,57 @@
+"""Stops a turn for its user, wherever it runs and whether or not its owner is alive."""
+
+import asyncio
+
+from app.caller import Caller
+from app.engine.engine import RunEngine
+from app.engine.forced_end import ForcedEnd
+from app.ids import ConversationId, TurnId
+from app.storage.database import Database
+from app.storage.run_state_store import RunningTurn, RunStateStore
+from app.storage.transcript_store import TranscriptStore
+
+# Seconds that the owner has to end the turn itself, before it is ended by force.
+PATIENCE = 1.0
+LOOKS = 10
+
+
+class Cancelling:
+    def __init__(
+        self,
+        database: Database,
+        runs: RunStateStore,
+        transcripts: TranscriptStore,
+        engine: RunEngine,
+        forced_end: ForcedEnd,
+    ) -> None:
+        self._database = database
+        self._runs = runs
+        self._transcripts = transcripts
+        self._engine = engine
+        self._forced_end = forced_end
+
+    async def cancel(
+        self, caller: Caller, conversation_id: ConversationId, turn_id: TurnId | None
+    ) -> TurnId | None:
+        """Returns when the turn has ended: its id, or None when none was running."""
+        async with self._database.statement() as driver:
+            running = await self._runs.request_cancel(driver, caller, conversation_id, turn_id)
+        if running is None:
+            return None
+        if not await self._ended_by_its_owner(running):
+            await self._forced_end.cancel(running.claim, running.turn)
+        return running.turn.id
+
+    async def _ended_by_its_owner(self, running: RunningTurn) -> bool:
+        """An owner elsewhere finds the request at its next look, twice a second."""
+        await self._engine.stop(running.turn.id, PATIENCE)
+        for _ in range(LOOKS):
+            if await self._has_ended(running.turn.id):
+                return True
+            await asyncio.sleep(PATIENCE / LOOKS)
+        return False
+
+    async def _has_ended(self, turn_id: TurnId) -> bool:
+        async with self._database.statement() as driver:
+            status = await self._transcripts.status(driver, turn_id)
+        return status is None or status.is_terminal

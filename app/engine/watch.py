@@ -1,0 +1,48 @@
+"""Looks after the turns that run here: whether they were cancelled elsewhere, or are ours no more."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from app.errors import DatabaseUnavailableError
+from app.ids import TurnId
+from app.observability.logging import get_logger
+from app.runs import Claim
+from app.storage.database import Database
+from app.storage.run_state_store import RunStateStore
+
+logger = get_logger()
+
+INTERVAL = 0.5
+
+
+class Watch:
+    """One query for all turns of the process; a notification may only make it come sooner."""
+
+    def __init__(
+        self,
+        database: Database,
+        runs: RunStateStore,
+        *,
+        claims: Callable[[], Sequence[Claim]],
+        stop: Callable[[TurnId], Awaitable[None]],
+    ) -> None:
+        self._database = database
+        self._runs = runs
+        self._claims = claims
+        self._stop = stop
+
+    async def keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            try:
+                await self._look()
+            except DatabaseUnavailableError:
+                logger.warning("watch_blind")
+
+    async def _look(self) -> None:
+        claims = self._claims()
+        if not claims:
+            return
+        async with self._database.statement() as driver:
+            over = await self._runs.not_to_go_on(driver, claims)
+        await asyncio.gather(*(self._stop(turn_id) for turn_id in over))

@@ -1,0 +1,104 @@
+"""What happened while a turn ran, as it was shown: appended by whoever may write for the turn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from app.ids import ConversationId, TurnId
+from app.runs import Claim
+from app.storage.database import Driver, Row
+from app.wire.event import Frame, lines, parse_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The frames of one flush of one turn; sent again unchanged until its commit is known."""
+
+    claim: Claim
+    frames: Sequence[Frame]
+
+    @property
+    def first_seq(self) -> int:
+        return self.frames[0].seq or 0
+
+    @property
+    def last_seq(self) -> int:
+        return self.frames[-1].seq or 0
+
+
+class EventLog:
+    async def append(self, driver: Driver, batches: Sequence[Batch]) -> set[TurnId]:
+        """Appends in one statement; returns the turns that are still ours.
+
+        A turn that is missing is lost, or its run was locked by someone just then.
+        """
+        rows: Sequence[Row] = await driver.fetch(_APPEND, *_columns(batches))
+        return {TurnId(row["turn_id"]) for row in rows}
+
+    async def append_alone(self, driver: Driver, batch: Batch, patience: timedelta) -> bool:
+        """The same for one turn, but waits for its run. False: the turn is not ours any more.
+
+        Raises the driver's LockNotAvailableError when the run stays locked.
+        """
+        async with driver.transaction():
+            milliseconds = str(int(patience.total_seconds() * 1000))
+            await driver.execute("SELECT set_config('lock_timeout', $1, true)", milliseconds)
+            rows = await driver.fetch(_APPEND_ALONE, *_columns([batch]))
+        return bool(rows)
+
+    async def read(
+        self, driver: Driver, run_id: ConversationId, turn_id: TurnId, *, after: int, limit: int
+    ) -> list[Frame]:
+        """The frames after that seq, of `limit` flushes at most."""
+        rows: Sequence[Row] = await driver.fetch(_READ, run_id, turn_id, after, limit)
+        frames = [frame for row in rows for frame in parse_lines(row["frames"])]
+        return [frame for frame in frames if frame.seq is not None and frame.seq > after]
+
+    async def last_seq(self, driver: Driver, run_id: ConversationId, turn_id: TurnId) -> int:
+        """Of the last committed event; 0 when there is none."""
+        row: Row = await driver.fetchrow(_LAST_SEQ, run_id, turn_id)
+        return row["last_seq"]
+
+
+def _columns(batches: Sequence[Batch]) -> tuple[list[object], ...]:
+    return (
+        [batch.claim.run_id for batch in batches],
+        [batch.claim.turn_id for batch in batches],
+        [batch.claim.fence for batch in batches],
+        [batch.first_seq for batch in batches],
+        [batch.last_seq for batch in batches],
+        [lines(batch.frames) for batch in batches],
+    )
+
+
+# The answer names the turns that passed the fence, not the rows that were inserted: a batch that is
+# sent again inserts none. Several runs are locked in the order of their ids.
+_STATEMENT = """
+WITH batch AS (
+    SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::int[], $5::int[], $6::text[])
+        AS batch (run_id, turn_id, fence, first_seq, last_seq, frames)
+), live AS (
+    SELECT batch.turn_id FROM runs
+    JOIN batch ON runs.id = batch.run_id AND runs.active_turn_id = batch.turn_id
+        AND runs.fence = batch.fence
+    ORDER BY runs.id FOR SHARE OF runs {wait}
+), written AS (
+    INSERT INTO events (run_id, turn_id, first_seq, last_seq, frames)
+    SELECT run_id, turn_id, first_seq, last_seq, frames FROM batch
+    WHERE turn_id IN (SELECT turn_id FROM live)
+    ON CONFLICT DO NOTHING
+)
+SELECT turn_id FROM live
+"""
+_APPEND = _STATEMENT.format(wait="SKIP LOCKED")
+_APPEND_ALONE = _STATEMENT.format(wait="")
+
+_READ = """
+SELECT frames FROM events
+WHERE run_id = $1 AND turn_id = $2 AND last_seq > $3
+ORDER BY first_seq LIMIT $4
+"""
+
+_LAST_SEQ = """
+SELECT coalesce(max(last_seq), 0) AS last_seq FROM events WHERE run_id = $1 AND turn_id = $2
+"""

@@ -1,0 +1,1 @@
+"""From events to clients: one writer, one reader."""

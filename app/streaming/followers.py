@@ -1,0 +1,95 @@
+"""What was committed here a moment ago, for those who follow it, and the bell that wakes them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+
+from app.ids import TurnId
+from app.wire.event import Frame
+
+# Characters of a turn's latest frames that are kept at hand; who is further behind reads the table.
+WINDOW = 256 * 1024
+
+
+class Closing(Enum):
+    """Why a feed ends although its turn has not ended here."""
+
+    SHUTDOWN = "shutdown"
+    DELETED = "deleted"
+    LOST = "lost"
+
+
+class Feed:
+    """The latest committed frames of one turn that runs here. Readers keep their own place."""
+
+    def __init__(self) -> None:
+        self.closing: Closing | None = None
+        self.last_seq = 0
+        self._frames: deque[Frame] = deque()
+        self._size = 0
+        self._changed = asyncio.Event()
+
+    def after(self, seq: int) -> Sequence[Frame] | None:
+        """The frames after that seq, or None when the first of them is no longer at hand."""
+        if seq >= self.last_seq:
+            return ()
+        first = self._frames[0].seq if self._frames else None
+        if first is None or first > seq + 1:
+            return None
+        return [frame for frame in self._frames if (frame.seq or 0) > seq]
+
+    async def wait(self, seq: int) -> None:
+        """Until there is something after that seq, or the feed is closing."""
+        while seq >= self.last_seq and self.closing is None:
+            await self._changed.wait()
+
+    def publish(self, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            self._frames.append(frame)
+            self._size += len(frame.document)
+            self.last_seq = frame.seq or self.last_seq
+        while self._size > WINDOW and len(self._frames) > 1:
+            self._size -= len(self._frames.popleft().document)
+        self._ring()
+
+    def close(self, closing: Closing) -> None:
+        self.closing = self.closing or closing
+        self._ring()
+
+    def _ring(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class Followers:
+    """The feeds of the turns that run in this process."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[TurnId, Feed] = {}
+        self._shutting_down = asyncio.Event()
+
+    @property
+    def shutting_down(self) -> asyncio.Event:
+        return self._shutting_down
+
+    def feed(self, turn_id: TurnId) -> Feed | None:
+        return self._feeds.get(turn_id)
+
+    def open(self, turn_id: TurnId) -> Feed:
+        return self._feeds.setdefault(turn_id, Feed())
+
+    def ended(self, turn_id: TurnId) -> None:
+        """The terminal frame was published; whoever holds the feed still reads it to its end."""
+        self._feeds.pop(turn_id, None)
+
+    def close(self, turn_id: TurnId, closing: Closing) -> None:
+        feed = self._feeds.pop(turn_id, None)
+        if feed is not None:
+            feed.close(closing)
+
+    def shut_down(self) -> None:
+        """Every stream that is still open ends with `stream.closing`."""
+        self._shutting_down.set()
+        for turn_id in list(self._feeds):
+            self.close(turn_id, Closing.SHUTDOWN)
