@@ -33,6 +33,7 @@ from app.settings import Settings
 from app.storage.database import Database, opened_database
 from app.storage.erasure_store import ErasureStore
 from app.storage.event_log import EventLog
+from app.storage.idempotency_store import IdempotencyStore
 from app.storage.key_store import KeyStore
 from app.storage.run_state_store import RunStateStore
 from app.storage.schema import SchemaState, migrate, require_usable_schema
@@ -117,7 +118,9 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
     runs, transcripts, workers = RunStateStore(), TranscriptStore(), WorkerStore()
     event_log, followers = EventLog(), Followers()
     recorder = Recorder(database, event_log, followers)
-    turn = ChatTurn(database, runs, transcripts, _executor(settings, models), recorder)
+    request_keys = IdempotencyStore()
+    executor = _executor(settings, models)
+    turn = ChatTurn(database, runs, transcripts, request_keys, executor, recorder)
     lease = Lease(database, workers, length=settings.chat_lease)
     forced_end = ForcedEnd(database, runs, transcripts, event_log)
     engine = LocalEngine(turn, lease, forced_end)
@@ -141,6 +144,7 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         database,
         runs,
         transcripts,
+        request_keys,
         turn,
         engine,
         Subscriptions(database, event_log, transcripts, followers),

@@ -6,6 +6,7 @@ ChatWorkflowError
 ├── ConversationClosedError
 ├── WorkerLostError               the process that ran the turn died
 ├── LostOwnershipError            a running turn is no longer ours; never reaches a client
+├── KeyTakenError                 the idempotency key is known; never reaches a client
 ├── StillRunningError             a waiting send gave up; the turn goes on
 ├── DrainingError                 the service is shutting down
 ├── DatabaseUnavailableError
@@ -62,6 +63,10 @@ class WorkerLostError(ChatWorkflowError):
 
 class LostOwnershipError(ChatWorkflowError):
     """The fence has moved on: stop, and write nothing more."""
+
+
+class KeyTakenError(ChatWorkflowError):
+    """A request with this idempotency key was stored before; nothing was stored now."""
 
 
 class StillRunningError(ChatWorkflowError):

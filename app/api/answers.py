@@ -11,6 +11,9 @@ from starlette.types import Receive, Scope, Send
 from app.messages.codec import dump_json
 from app.wire.problem import MEDIA_TYPE
 
+# Says that an answer is that of an earlier request with the same Idempotency-Key.
+REPLAYED = "Idempotency-Replayed"
+
 # Seconds that a client whose body was refused may still send.
 LINGER = 2.0
 

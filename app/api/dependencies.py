@@ -3,7 +3,7 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import Depends, Path, Request
+from fastapi import Depends, Header, Path, Request
 
 from app.api.services import services_of
 from app.caller import Caller
@@ -35,6 +35,20 @@ def _uuid(text: str) -> UUID:
     return parsed
 
 
+async def _idempotency_key(
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=255,
+            pattern=r"^[\x21-\x7e]+$",
+            description="Makes the request safe to repeat for 24 hours.",
+        ),
+    ] = None,
+) -> str | None:
+    return idempotency_key
+
+
 async def _conversation_id(
     conversation_id: Annotated[str, Path(description="The conversation's id, a UUIDv7.")],
 ) -> ConversationId:
@@ -51,4 +65,5 @@ CallerDep = Annotated[Caller, Depends(_caller)]
 RunnerDep = Annotated[ChatWorkflowRunner, Depends(_runner)]
 RequestIdDep = Annotated[str, Depends(_request_id)]
 ConversationIdDep = Annotated[ConversationId, Depends(_conversation_id)]
+IdempotencyKeyDep = Annotated[str | None, Depends(_idempotency_key)]
 TurnIdDep = Annotated[TurnId, Depends(_turn_id)]

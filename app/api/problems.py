@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from app.api.answers import problem_answer
+from app.api.request_id import HEADER as REQUEST_ID
 from app.errors import ChatWorkflowError, Fault, InvalidRequestError, NotFoundError
 from app.observability.logging import get_logger
 from app.wire.problem import Kind, document_of, kind_of, problem_document, retry_after_of
@@ -55,7 +56,10 @@ async def _http(request: Request, error: Exception) -> Response:
 async def _unexpected(request: Request, error: Exception) -> Response:
     logger.error("request_broke", request_id=_id_of(request), exc_info=error)
     document = problem_document(error, instance=request.url.path, request_id=_id_of(request))
-    return problem_answer(document)
+    answer = problem_answer(document)
+    # This answer is made outside of the middleware that gives all others their id.
+    answer.headers[REQUEST_ID] = _id_of(request)
+    return answer
 
 
 def _id_of(request: Request) -> str:

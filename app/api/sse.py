@@ -10,6 +10,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from app.api.answers import REPLAYED
 from app.api.services import services_of
 from app.chat.turn_stream import TurnStream
 from app.errors import BadLastEventIdError
@@ -28,9 +29,12 @@ class TurnStreamAnswer(EventSourceResponse):
 
     def __init__(self, request: Request, stream: TurnStream) -> None:
         services = services_of(request)
+        headers = {"X-Turn-ID": str(stream.turn.id)}
+        if stream.replayed:
+            headers[REPLAYED] = "true"
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - the library says only `dict`
             _blocks(stream),
-            headers={"X-Turn-ID": str(stream.turn.id)},
+            headers=headers,
             ping=services.heartbeat,
             ping_message_factory=lambda: ServerSentEvent(comment="", sep="\n"),
             send_timeout=services.send_timeout,

@@ -9,14 +9,22 @@ from datetime import datetime
 from app.caller import Caller
 from app.chat.cancelling import Cancelling
 from app.chat.config import ChatWorkflowConfig
-from app.chat.turn import ChatTurn, Prompt
+from app.chat.turn import ChatTurn, KnownTurn, Prompt
 from app.chat.turn_stream import TurnStream
 from app.engine.engine import RunEngine
 from app.engine.shield import uninterrupted
-from app.errors import BadLastEventIdError, DrainingError, StillRunningError
+from app.errors import (
+    BadLastEventIdError,
+    DrainingError,
+    KeyTakenError,
+    NotFoundError,
+    StillRunningError,
+)
 from app.ids import ConversationId, TurnId, new_conversation_id, new_turn_id
+from app.messages.codec import hash_of
 from app.runs import BegunTurn, Run, RunStatus, Turn
 from app.storage.database import Database
+from app.storage.idempotency_store import CREATE, IdempotencyStore, RequestKey
 from app.storage.run_state_store import NewRun, Order, RunStateStore
 from app.storage.transcript_store import PlacedMessage, TranscriptStore, TurnWithMessages
 from app.streaming.subscription import Subscriptions
@@ -35,6 +43,15 @@ class NewConversation:
     overrides: Mapping[str, object]
     session_id: str | None
     parent_workflow_id: str | None
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What came of a send. `replayed`: of an earlier one with the same key, which had ended."""
+
+    stored: TurnWithMessages
+    replayed: bool
 
 
 class ChatWorkflowRunner:
@@ -45,6 +62,7 @@ class ChatWorkflowRunner:
         database: Database,
         runs: RunStateStore,
         transcripts: TranscriptStore,
+        keys: IdempotencyStore,
         turn: ChatTurn,
         engine: RunEngine,
         subscriptions: Subscriptions,
@@ -56,6 +74,7 @@ class ChatWorkflowRunner:
         self._database = database
         self._runs = runs
         self._transcripts = transcripts
+        self._keys = keys
         self._turn = turn
         self._engine = engine
         self._subscriptions = subscriptions
@@ -63,19 +82,38 @@ class ChatWorkflowRunner:
         self._config = config
         self._erase = erase
 
-    async def create(self, caller: Caller, new: NewConversation) -> Run:
-        config = self._config.with_overrides(new.overrides)
+    async def create(self, caller: Caller, new: NewConversation) -> tuple[Run, bool]:
+        """The conversation, and whether an earlier request with the same key has made it.
+
+        Raises IdempotencyMismatchError.
+        """
+        key = _key_of(caller, new)
         row = NewRun(
             id=new_conversation_id(),
             user_id=caller.user_id,
             title=new.title,
             metadata=new.metadata,
-            config=config.snapshot(),
+            config=self._config.with_overrides(new.overrides).snapshot(),
             session_id=new.session_id,
             parent_workflow_id=new.parent_workflow_id,
         )
+        if key is None:
+            async with self._database.connection() as connection:
+                return await self._runs.create(connection, row), False
+        try:
+            async with self._database.transaction() as transaction:
+                run = await self._runs.create(transaction, row)
+                await self._keys.add(transaction, key, run.id)
+        except KeyTakenError:
+            return await self._created_before(caller, key), True
+        return run, False
+
+    async def _created_before(self, caller: Caller, key: RequestKey) -> Run:
         async with self._database.connection() as connection:
-            return await self._runs.create(connection, row)
+            known = await self._keys.find(connection, key)
+            if known is None:
+                raise NotFoundError
+            return await self._runs.get(connection, caller, known.run_id)
 
     async def get(self, caller: Caller, conversation_id: ConversationId) -> Run:
         """Raises NotFoundError."""
@@ -111,7 +149,7 @@ class ChatWorkflowRunner:
         prompt: Prompt,
         *,
         wait: float | None = None,
-    ) -> TurnWithMessages:
+    ) -> Sent:
         """Begins a turn, waits for its end and returns it as it was stored.
 
         After `wait` seconds it is returned while it still runs. Raises NotFoundError,
@@ -119,13 +157,17 @@ class ChatWorkflowRunner:
         StillRunningError, with the turn's id, when the turn goes on.
         """
         begun = await uninterrupted(self._begin(caller, conversation_id, prompt))
-        turn = begun.as_turn()
-        if wait is not None:
-            return await self._after(wait, caller, turn)
-        limit = ChatWorkflowConfig.from_snapshot(begun.config).turn_timeout + SLACK
-        stored = await self._after(limit, caller, turn)
-        if stored.turn.status.is_terminal:
-            return stored
+        if isinstance(begun, KnownTurn):
+            stored = await self._stored(caller, conversation_id, begun.id)
+            if stored.turn.status.is_terminal:
+                return Sent(stored, replayed=True)
+            turn, limit = stored.turn, self._config.turn_timeout
+        else:
+            turn = begun.as_turn()
+            limit = ChatWorkflowConfig.from_snapshot(begun.config).turn_timeout
+        stored = await self._after(limit + SLACK if wait is None else wait, caller, turn)
+        if wait is not None or stored.turn.status.is_terminal:
+            return Sent(stored, replayed=False)
         if self._engine.is_draining:
             raise DrainingError(conversation_id, turn.id)
         raise StillRunningError(conversation_id, turn.id)
@@ -135,8 +177,12 @@ class ChatWorkflowRunner:
     ) -> TurnStream:
         """Begins a turn and returns it with its frames, from the first on. Raises as above."""
         begun = await uninterrupted(self._begin(caller, conversation_id, prompt))
-        turn = begun.as_turn()
-        return TurnStream(turn, self._subscriptions.to(turn))
+        if isinstance(begun, BegunTurn):
+            turn = begun.as_turn()
+            return TurnStream(turn, self._subscriptions.to(turn))
+        turn = (await self._stored(caller, conversation_id, begun.id)).turn
+        replayed = turn.status.is_terminal
+        return TurnStream(turn, self._subscriptions.to(turn), replayed=replayed)
 
     async def follow_turn(
         self,
@@ -184,15 +230,16 @@ class ChatWorkflowRunner:
 
     async def _begin(
         self, caller: Caller, conversation_id: ConversationId, prompt: Prompt
-    ) -> BegunTurn:
+    ) -> BegunTurn | KnownTurn:
         """Claim and start belong together: a claimed turn that nobody started would hang."""
         turn_id = new_turn_id()
         with self._engine.claiming(turn_id) as worker_id:
             begun = await self._turn.begin(
                 caller, conversation_id, prompt, turn_id=turn_id, worker_id=worker_id
             )
-            self._subscriptions.followers.open(turn_id)
-            self._engine.start(begun)
+            if isinstance(begun, BegunTurn):
+                self._subscriptions.followers.open(turn_id)
+                self._engine.start(begun)
         return begun
 
     async def _after(self, limit: float, caller: Caller, turn: Turn) -> TurnWithMessages:
@@ -272,3 +319,10 @@ class ChatWorkflowRunner:
     async def delete(self, caller: Caller, conversation_id: ConversationId) -> None:
         """Erases; again is fine for its owner. Raises NotFoundError."""
         await self._erase(caller, conversation_id)
+
+
+def _key_of(caller: Caller, new: NewConversation) -> RequestKey | None:
+    if new.idempotency_key is None:
+        return None
+    given = [new.title, new.metadata, new.overrides, new.session_id, new.parent_workflow_id]
+    return RequestKey(caller.user_id, CREATE, new.idempotency_key, hash_of(given))

@@ -16,15 +16,21 @@ from app.chat.config import ChatWorkflowConfig
 from app.chat.context import Context
 from app.chat.title import title_of
 from app.engine.shield import uninterrupted
-from app.errors import DatabaseUnavailableError, LostOwnershipError, TurnInProgressError
+from app.errors import (
+    DatabaseUnavailableError,
+    KeyTakenError,
+    LostOwnershipError,
+    TurnInProgressError,
+)
 from app.events.stream_event import ReasoningDelta, TurnEnded, TurnStarted
 from app.ids import ConversationId, TurnId, WorkerId, new_message_id
-from app.messages.codec import encode
+from app.messages.codec import encode, hash_of
 from app.messages.message import ConversationMessage, Envelope, JsonObject, Role, Side, Text
 from app.observability.logging import get_logger
 from app.runs import BegunTurn, Claim, Turn, TurnStatus
 from app.steps import StepExecutor, StepResult
 from app.storage.database import Database
+from app.storage.idempotency_store import IdempotencyStore, RequestKey
 from app.storage.run_state_store import NewTurn, RunStateStore, TurnEnd
 from app.storage.transcript_store import TranscriptStore
 from app.streaming.recorder import Recorder, TurnLog
@@ -47,6 +53,14 @@ class Prompt:
     metadata: JsonObject
     request_id: str | None
     trace_id: str | None
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTurn:
+    """The turn that an earlier request with the same idempotency key has begun."""
+
+    id: TurnId
 
 
 class ChatTurn:
@@ -55,12 +69,14 @@ class ChatTurn:
         database: Database,
         runs: RunStateStore,
         transcripts: TranscriptStore,
+        keys: IdempotencyStore,
         executor: StepExecutor,
         recorder: Recorder,
     ) -> None:
         self._database = database
         self._runs = runs
         self._transcripts = transcripts
+        self._keys = keys
         self._context = Context(database, transcripts)
         self._executor = executor
         self._recorder = recorder
@@ -75,10 +91,10 @@ class ChatTurn:
         *,
         turn_id: TurnId,
         worker_id: WorkerId,
-    ) -> BegunTurn:
+    ) -> BegunTurn | KnownTurn:
         """Claims the conversation and stores the prompt, or raises and has stored nothing.
 
-        Raises NotFoundError, ConversationClosedError, TurnInProgressError.
+        Raises IdempotencyMismatchError, NotFoundError, ConversationClosedError, TurnInProgressError.
         """
         new = NewTurn(
             id=turn_id,
@@ -87,17 +103,31 @@ class ChatTurn:
             title=title_of(prompt.content),
             request_id=prompt.request_id,
             trace_id=prompt.trace_id,
+            key=_key_of(caller, conversation_id, prompt),
         )
         for _ in range(CLAIM_ATTEMPTS):
             begun = await self._claim(caller, conversation_id, new)
             if begun is not None:
                 logger.info("turn_begun", **_ids(begun))
                 return begun
-            async with self._database.connection() as connection:
-                refusal = await self._runs.refusal(connection, caller, conversation_id)
-            if refusal is not None:
-                raise refusal
+            known = await self._known_or_refused(caller, conversation_id, new.key)
+            if known is not None:
+                return known
         raise TurnInProgressError(conversation_id, None)
+
+    async def _known_or_refused(
+        self, caller: Caller, conversation_id: ConversationId, key: RequestKey | None
+    ) -> KnownTurn | None:
+        """The key comes before closed and busy: its turn may be what closed or busied the run."""
+        async with self._database.connection() as connection:
+            if key is not None:
+                known = await self._keys.find(connection, key)
+                if known is not None and known.turn_id is not None:
+                    return KnownTurn(known.turn_id)
+            refusal = await self._runs.refusal(connection, caller, conversation_id)
+        if refusal is not None:
+            raise refusal
+        return None
 
     async def _claim(
         self, caller: Caller, conversation_id: ConversationId, new: NewTurn
@@ -105,6 +135,8 @@ class ChatTurn:
         try:
             async with self._database.statement() as driver:
                 return await self._runs.claim(driver, caller, conversation_id, new)
+        except KeyTakenError:
+            return None
         except DatabaseUnavailableError:
             # The claim may have been committed before the connection broke.
             async with self._database.statement() as driver:
@@ -226,6 +258,13 @@ def _prompt_of(begun: BegunTurn) -> ConversationMessage:
         envelope=Envelope(Side.REQUEST),
         sent_metadata=begun.prompt_metadata,
     )
+
+
+def _key_of(caller: Caller, conversation_id: ConversationId, prompt: Prompt) -> RequestKey | None:
+    if prompt.idempotency_key is None:
+        return None
+    asked = hash_of([prompt.content, prompt.metadata])
+    return RequestKey(caller.user_id, str(conversation_id), prompt.idempotency_key, asked)
 
 
 def _user_message(prompt: Prompt) -> ConversationMessage:

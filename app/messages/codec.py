@@ -4,6 +4,7 @@ Keys keep their order, since the bytes that go back to a model are what its prom
 A text stands once: a piece inside the JSON object says only how many characters of it are its own.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,6 +96,12 @@ def decode(stored: StoredMessage) -> ConversationMessage:
 def dump_json(value: object) -> str:
     """JSON text without spaces; any size of integer, no NaN, no escapes for what UTF-8 can say."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def hash_of(value: object) -> str:
+    """Of a JSON value, whatever the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _is_one_plain_text(message: ConversationMessage) -> bool:

@@ -7,18 +7,25 @@ from typing import Any, TypeAlias
 
 import asyncpg
 from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
-from app.errors import ConfigurationError, DatabaseUnavailableError
+from app.errors import ConfigurationError, DatabaseUnavailableError, KeyTakenError
 from app.messages.codec import dump_json
 
 # asyncpg ships no types. A driver is its Connection, a row its Record.
 Driver: TypeAlias = Any
 Row: TypeAlias = Mapping[str, Any]
 
+IDEMPOTENCY_KEY = "idempotency_keys_pkey"
 LockTimeoutError: type[Exception] = asyncpg.LockNotAvailableError
 
 CONNECT_TIMEOUT = 5
@@ -117,6 +124,14 @@ async def database_errors() -> AsyncGenerator[None]:
         yield
     except TimeoutError as error:
         raise DatabaseUnavailableError("the database did not answer in time") from error
+    except IntegrityError as error:
+        if _violates(error.orig, IDEMPOTENCY_KEY):
+            raise KeyTakenError from error
+        raise
+    except asyncpg.UniqueViolationError as error:
+        if _violates(error, IDEMPOTENCY_KEY):
+            raise KeyTakenError from error
+        raise
     except DBAPIError as error:
         if error.connection_invalidated or isinstance(error, _UNAVAILABLE):
             raise DatabaseUnavailableError("the database cannot be reached") from error
@@ -125,6 +140,12 @@ async def database_errors() -> AsyncGenerator[None]:
         raise
     except _UNAVAILABLE as error:
         raise DatabaseUnavailableError("the database cannot be reached") from error
+
+
+def _violates(error: Any, constraint: str) -> bool:
+    """By the constraint's name, whether or not SQLAlchemy has wrapped the driver's error."""
+    names = {getattr(each, "constraint_name", None) for each in (error, error.__cause__)}
+    return constraint in names
 
 
 def _is_unavailable(error: BaseException | None) -> bool:

@@ -15,6 +15,7 @@ from app.ids import ConversationId, TurnId, WorkerId
 from app.messages.codec import StoredMessage, decode, dump_json
 from app.runs import ActiveTurn, BegunTurn, Claim, Run, RunStatus, Turn, TurnStatus, Usage
 from app.storage.database import Driver, Row
+from app.storage.idempotency_store import RequestKey
 from app.storage.tables import runs, turns
 from app.storage.visibility import Action, acts_for_anyone, visible
 from app.wire.event import Frame, lines
@@ -48,6 +49,7 @@ class NewTurn:
     title: str
     request_id: str | None
     trace_id: str | None
+    key: RequestKey | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,11 @@ class RunStateStore:
     async def claim(
         self, driver: Driver, caller: Caller, run_id: ConversationId, new: NewTurn
     ) -> BegunTurn | None:
-        """Begins a turn, or returns None and has stored nothing; `refusal` then says why."""
+        """Begins a turn, or returns None and has stored nothing; `refusal` then says why.
+
+        Raises KeyTakenError, and has stored nothing, when the request was stored before.
+        """
+        key = new.key
         row: Row | None = await driver.fetchrow(
             _CLAIM,
             run_id,
@@ -153,6 +159,10 @@ class RunStateStore:
             new.message.id,
             new.message.content,
             new.message.metadata,
+            None if key is None else key.user_id,
+            None if key is None else key.scope,
+            None if key is None else key.key,
+            None if key is None else key.request_hash,
         )
         return None if row is None else _begun(run_id, new, row)
 
@@ -381,6 +391,7 @@ def usage_of(row: Mapping[Any, Any]) -> Usage:
 
 
 # The row lock makes losers wait for the winner's commit only; the WHERE is then looked at again.
+# The key has no ON CONFLICT: that it is known undoes the whole claim.
 _CLAIM = """
 WITH run AS (
     UPDATE runs
@@ -397,6 +408,9 @@ WITH run AS (
 ), message AS (
     INSERT INTO messages (run_id, seq, id, turn_number, role, status, content, metadata, created_at)
     SELECT id, seq, $9, turn_count, 'user', 'complete', $10, $11::text::json, now() FROM run
+), key AS (
+    INSERT INTO idempotency_keys (user_id, scope, key, request_hash, run_id, turn_id, created_at)
+    SELECT $12, $13, $14, $15, id, $4, now() FROM run WHERE $14::text IS NOT NULL
 )
 SELECT user_id, fence, turn_count, seq, config, now() AS now FROM run
 """

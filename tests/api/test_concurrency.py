@@ -75,7 +75,7 @@ async def test_different_conversations_do_not_wait_for_each_other(
 
 async def _only_two_are_out(database: Database) -> None:
     async with asyncio.timeout(2):
-        while database.checked_out != 2:  # noqa: ASYNC110 - the watch takes one, twice a second
+        while database.checked_out != 2:
             await asyncio.sleep(0.005)
 
 

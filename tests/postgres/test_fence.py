@@ -56,6 +56,7 @@ async def claim(
         title="hi",
         request_id="r",
         trace_id=None,
+        key=None,
     )
     async with database.statement() as driver:
         return await runs.claim(driver, ADA, run_id, new)

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Body, Query, Request
 from starlette.responses import Response
 
-from app.api.answers import JsonAnswer
-from app.api.dependencies import CallerDep, ConversationIdDep, RunnerDep
+from app.api.answers import REPLAYED, JsonAnswer
+from app.api.dependencies import CallerDep, ConversationIdDep, IdempotencyKeyDep, RunnerDep
 from app.api.pagination import encode_cursor, page_answer, place_of
 from app.api.routes.messages import turn_answer
 from app.api.schemas.conversation import CreateConversation
@@ -32,9 +32,12 @@ ORDERS = {"-updated_at": Order.UPDATED, "-created_at": Order.CREATED}
     responses={201: {"model": ConversationDocument}},
 )
 async def create(
-    caller: CallerDep, runner: RunnerDep, body: Annotated[CreateConversation, Body()] = NO_BODY
+    caller: CallerDep,
+    runner: RunnerDep,
+    key: IdempotencyKeyDep,
+    body: Annotated[CreateConversation, Body()] = NO_BODY,
 ) -> Response:
-    run = await runner.create(
+    run, replayed = await runner.create(
         caller,
         NewConversation(
             title=body.title,
@@ -42,9 +45,12 @@ async def create(
             overrides=body.config.model_dump(exclude_none=True),
             session_id=body.session_id,
             parent_workflow_id=body.parent_workflow_id,
+            idempotency_key=key,
         ),
     )
     headers = {"Location": conversation_path(run.id)}
+    if replayed:
+        headers[REPLAYED] = "true"
     return JsonAnswer(conversation_document(run), status_code=201, headers=headers)
 
 

@@ -5,8 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from app.api.answers import JsonAnswer, problem_answer
-from app.api.dependencies import CallerDep, ConversationIdDep, RequestIdDep, RunnerDep
+from app.api.answers import REPLAYED, JsonAnswer, problem_answer
+from app.api.dependencies import (
+    CallerDep,
+    ConversationIdDep,
+    IdempotencyKeyDep,
+    RequestIdDep,
+    RunnerDep,
+)
 from app.api.pagination import encode_cursor, page_answer, turn_number_of
 from app.api.preferences import preference_of
 from app.api.schemas.message import SendMessage
@@ -41,6 +47,7 @@ async def send(
     runner: RunnerDep,
     conversation_id: ConversationIdDep,
     request_id: RequestIdDep,
+    key: IdempotencyKeyDep,
     body: SendMessage,
     prefer: Annotated[
         str | None, Header(description="`respond-async`, or `wait=n` seconds (RFC 7240).")
@@ -48,13 +55,16 @@ async def send(
 ) -> Response:
     """With `Prefer` the turn may be returned while it still runs, as 202 with its `Location`."""
     preference = preference_of(prefer)
-    stored = await runner.send_message(
-        caller, conversation_id, prompt_of(body, request_id), wait=preference.wait
-    )
-    if stored.turn.status.is_terminal:
-        return ended_turn_answer(stored)
-    answer = turn_answer(stored, status=202)
-    answer.headers["Location"] = turn_path(conversation_id, stored.turn.id)
+    prompt = prompt_of(body, request_id, key)
+    sent = await runner.send_message(caller, conversation_id, prompt, wait=preference.wait)
+    turn = sent.stored.turn
+    if turn.status.is_terminal:
+        answer = ended_turn_answer(sent.stored)
+        if sent.replayed:
+            answer.headers[REPLAYED] = "true"
+        return answer
+    answer = turn_answer(sent.stored, status=202)
+    answer.headers["Location"] = turn_path(conversation_id, turn.id)
     answer.headers["Preference-Applied"] = preference.applied or ""
     return answer
 
@@ -71,18 +81,23 @@ async def stream(
     runner: RunnerDep,
     conversation_id: ConversationIdDep,
     request_id: RequestIdDep,
+    key: IdempotencyKeyDep,
     body: SendMessage,
 ) -> Response:
     """A refusal is an error before the first byte, never an event."""
-    prompt = prompt_of(body, request_id)
+    prompt = prompt_of(body, request_id, key)
     return TurnStreamAnswer(
         request, await runner.send_message_stream(caller, conversation_id, prompt)
     )
 
 
-def prompt_of(body: SendMessage, request_id: str) -> Prompt:
+def prompt_of(body: SendMessage, request_id: str, key: str | None) -> Prompt:
     return Prompt(
-        content=body.content, metadata=body.metadata, request_id=request_id, trace_id=None
+        content=body.content,
+        metadata=body.metadata,
+        request_id=request_id,
+        trace_id=None,
+        idempotency_key=key,
     )
 
 

@@ -6,14 +6,19 @@ from pathlib import Path
 import pytest
 
 from app import errors
-from app.errors import ChatWorkflowError, ConfigurationError, LostOwnershipError
+from app.errors import (
+    ChatWorkflowError,
+    ConfigurationError,
+    KeyTakenError,
+    LostOwnershipError,
+)
 from app.ids import new_conversation_id, new_turn_id
 from app.wire.problem import INTERNAL_ERROR, KINDS, TURN_CANCELLED, kind_of, turn_problem
 
 # Groups that are never raised themselves, what ends a start, and what never leaves the engine.
 WITHOUT_A_PROBLEM = {
     *(errors.ChatWorkflowError, errors.CallerError, errors.RequestError, errors.StepError),
-    LostOwnershipError,
+    *(LostOwnershipError, KeyTakenError),
 }
 
 
