@@ -40,6 +40,7 @@ from app.storage.schema import SchemaState, migrate, require_usable_schema
 from app.storage.transcript_store import TranscriptStore
 from app.storage.worker_store import WorkerStore
 from app.streaming.followers import Closing, Followers
+from app.streaming.pruning import Pruning
 from app.streaming.recorder import Recorder
 from app.streaming.subscription import Subscriptions
 
@@ -52,6 +53,7 @@ class Service:
     database: Database
     engine: LocalEngine
     followers: Followers
+    pruning: Pruning
     keys: Keys
 
     async def drain(self, grace: float) -> None:
@@ -88,6 +90,7 @@ async def running_service(settings: Settings, database_url: str) -> AsyncGenerat
                 group.create_task(background.watch.keep_looking()),
                 group.create_task(background.recovery.keep_sweeping()),
                 group.create_task(background.erasure.keep_purging()),
+                group.create_task(service.pruning.keep_pruning()),
             ]
             try:
                 yield service
@@ -163,11 +166,15 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         heartbeat=settings.chat_heartbeat,
         send_timeout=settings.chat_send_timeout,
     )
+    pruning = Pruning(
+        database, event_log, request_keys, event_retention=settings.chat_event_retention
+    )
     service = Service(
         app=create_application(services),
         database=database,
         engine=engine,
         followers=followers,
+        pruning=pruning,
         keys=keys,
     )
     background = Background(lease, recovery, recorder, watch, erasure)

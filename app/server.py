@@ -21,7 +21,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 2048
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         """Not uvicorn's business: it would close the sockets at once."""
@@ -30,9 +30,9 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: Settings, database_url: str) -> None:
     """Serves until SIGTERM or SIGINT. A second signal stops without waiting for turns."""
-    sockets = [_listen(settings)]
+    sockets = [listen(settings)]
     async with running_service(settings, database_url) as service:
-        server = _Server(_uvicorn_config(settings, service))
+        server = Server(uvicorn_config(service))
         signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
@@ -63,7 +63,7 @@ async def _shut_down(
     server.should_exit = True
 
 
-def _uvicorn_config(settings: Settings, service: Service) -> uvicorn.Config:
+def uvicorn_config(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         service.app,
         lifespan="off",
@@ -75,7 +75,7 @@ def _uvicorn_config(settings: Settings, service: Service) -> uvicorn.Config:
     )
 
 
-def _listen(settings: Settings) -> socket.socket:
+def listen(settings: Settings) -> socket.socket:
     """Raises ConfigurationError. Without authentication only this machine may connect."""
     host, port = settings.chat_host, settings.chat_port
     if settings.chat_auth == "none" and not is_loopback(host):

@@ -92,6 +92,9 @@ class Settings(BaseModel):
     chat_shutdown_grace: Annotated[float, Field(ge=0, le=3600)] = Field(
         default=20, description="seconds that running turns get after SIGTERM"
     )
+    chat_event_retention: Annotated[float, Field(ge=0, le=31_536_000)] = Field(
+        default=86_400, description="seconds that a finished turn can be replayed byte for byte"
+    )
     chat_auth: Literal["none", "keys"] = Field(
         default="none", description="none: one local user, loopback only; keys: API keys"
     )

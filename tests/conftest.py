@@ -1,5 +1,6 @@
 """One PostgreSQL, one database and one service for all tests; every test cleans up by DELETE."""
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ from pydantic import SecretStr
 
 from app.bootstrap import Service, running_service
 from app.observability.logging import configure_logging
+from app.server import Server, listen, uvicorn_config
 from app.settings import Settings
 from app.storage import embedded
 from app.storage.database import Database
@@ -93,6 +95,26 @@ async def service(_service: Service) -> AsyncGenerator[Service]:
 async def client(service: Service, model: ScriptedModel) -> AsyncGenerator[httpx.AsyncClient]:
     """Straight into the application, without a socket."""
     async with client_of(service) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+async def _url(_service: Service, settings: Settings) -> AsyncGenerator[str]:
+    """The service on a socket: streams come as they are made only over a real connection."""
+    server = Server(uvicorn_config(_service))
+    listener = listen(settings.model_copy(update={"chat_port": 0}))
+    serving = asyncio.ensure_future(server.serve([listener]))
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    await serving
+
+
+@pytest.fixture
+async def live(
+    _url: str, service: Service, model: ScriptedModel
+) -> AsyncGenerator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+    async with httpx.AsyncClient(base_url=_url, timeout=20, limits=limits) as client:
         yield client
 
 

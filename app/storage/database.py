@@ -95,6 +95,13 @@ class Database:
                 await connection.invalidate()
                 raise
 
+    @asynccontextmanager
+    async def locked(self, key: int) -> AsyncGenerator[Driver | None]:
+        """The driver in a transaction that holds this advisory lock; None when another has it."""
+        async with self.statement() as driver, driver.transaction():
+            mine = await driver.fetchval("SELECT pg_try_advisory_xact_lock($1)", key)
+            yield driver if mine else None
+
     @property
     def checked_out(self) -> int:
         """How many connections are in use now."""

@@ -59,6 +59,11 @@ class EventLog:
         row: Row = await driver.fetchrow(_LAST_SEQ, run_id, turn_id)
         return row["last_seq"]
 
+    async def prune(self, driver: Driver, older_than: timedelta, limit: int) -> int:
+        """Removes up to `limit` flushes of turns that ended that long ago; returns how many."""
+        row: Row = await driver.fetchrow(_PRUNE, older_than, limit)
+        return row["removed"]
+
 
 def _columns(batches: Sequence[Batch]) -> tuple[list[object], ...]:
     return (
@@ -101,4 +106,14 @@ ORDER BY first_seq LIMIT $4
 
 _LAST_SEQ = """
 SELECT coalesce(max(last_seq), 0) AS last_seq FROM events WHERE run_id = $1 AND turn_id = $2
+"""
+
+_PRUNE = """
+WITH removed AS (
+    DELETE FROM events WHERE ctid = ANY(ARRAY(
+        SELECT events.ctid FROM events JOIN turns ON turns.id = events.turn_id
+        WHERE completed_at < now() - $1::interval LIMIT $2))
+    RETURNING 1
+)
+SELECT count(*)::int AS removed FROM removed
 """

@@ -86,7 +86,7 @@ def end(
         turn=turn,
         messages=[message("assistant", text) for text in texts],
         in_context=True,
-        frames=[Frame(1, f"turn.{status.value}", f'{{"type":"turn.{status.value}","seq":1,}}')],
+        frames=[Frame(99, f"turn.{status.value}", f'{{"type":"turn.{status.value}","seq":99,}}')],
     )
 
 

@@ -16,6 +16,7 @@ from pydantic_ai.exceptions import (
     ToolFailed,
     UserError,
 )
+from pydantic_ai.messages import BinaryContent
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool, WrapperToolset
 from pydantic_core import to_json
 
@@ -24,6 +25,9 @@ from app.messages.text_policy import storable_json
 from app.observability.logging import get_logger
 
 logger = get_logger()
+
+LARGEST_RESULT = 200_000
+CUT = "\n[cut: {shown} of {whole} characters]"
 
 _FOR_THE_FRAMEWORK = (ModelRetry, ToolFailed, CallDeferred, ApprovalRequired, AgentRunError)
 
@@ -81,9 +85,16 @@ class GuardedToolset(WrapperToolset[object]):
 
 
 def _sendable(result: Any) -> Any:
-    """What the framework can turn into JSON for the model; raises PydanticSerializationError."""
+    """What the framework can turn into JSON for the model; raises PydanticSerializationError.
+
+    A result of more than LARGEST_RESULT characters is cut there, and says so at its end.
+    """
     sendable: Any = result
     if isinstance(result, str | dict | list | tuple):
         sendable = storable_json(cast("object", result))
-    to_json(sendable, inf_nan_mode="null", bytes_mode="base64")
-    return sendable
+    text = sendable
+    if not isinstance(sendable, str):
+        text = to_json(sendable, inf_nan_mode="null", bytes_mode="base64").decode()
+    if len(text) <= LARGEST_RESULT or isinstance(sendable, BinaryContent):
+        return sendable
+    return text[:LARGEST_RESULT] + CUT.format(shown=LARGEST_RESULT, whole=len(text))
