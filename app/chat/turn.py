@@ -5,7 +5,7 @@ may die at any line: the turn is then found by `engine/recovery.py` and ended.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from app.errors import (
     LostOwnershipError,
     TurnInProgressError,
 )
-from app.events.stream_event import ReasoningDelta, TurnEnded, TurnStarted
+from app.events.stream_event import ReasoningDelta, StepEvent, TurnEnded, TurnStarted
 from app.ids import ConversationId, TurnId, WorkerId, new_message_id
 from app.messages.codec import encode, hash_of
 from app.messages.message import ConversationMessage, Envelope, JsonObject, Role, Side, Text
@@ -61,6 +61,18 @@ class KnownTurn:
     """The turn that an earlier request with the same idempotency key has begun."""
 
     id: TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """How a step went. `after_cancel`: what it told of when it had been cancelled.
+
+    That belongs to a turn that ends so; a turn that is handed over goes on without it.
+    """
+
+    result: StepResult
+    first_token_at: datetime | None
+    after_cancel: Sequence[StepEvent]
 
 
 class ChatTurn:
@@ -155,34 +167,39 @@ class ChatTurn:
         """
         log = self._recorder.open(begun)
         try:
-            result, first_token_at = await self._run(begun, log)
-            if result.status is TurnStatus.CANCELLED and not await self._was_asked_for(begun):
-                logger.info("turn_stopped", **_ids(begun))
-                return
-            await self._finish(begun, log, result, first_token_at)
+            ran = await self._run(begun, log)
+            if ran.result.status is TurnStatus.CANCELLED:
+                if not await self._was_asked_for(begun):
+                    logger.info("turn_stopped", **_ids(begun))
+                    return
+                for event in ran.after_cancel:
+                    await log.append(event)
+            await self._finish(begun, log, ran)
         except LostOwnershipError:
             logger.warning("turn_lost", **_ids(begun))
         finally:
             self._recorder.leave(log)
 
-    async def _run(self, begun: BegunTurn, log: TurnLog) -> tuple[StepResult, datetime | None]:
+    async def _run(self, begun: BegunTurn, log: TurnLog) -> _Ran:
         prompt = _prompt_of(begun)
         await log.append(TurnStarted(begun.as_turn(), prompt))
         step = await until_available(lambda: self._context.step_for(begun, prompt))
         shows_reasoning = ChatWorkflowConfig.from_snapshot(begun.config).reasoning == "shown"
-        first_token_at = None
+        first_token_at, after_cancel = None, list[StepEvent]()
         async with aclosing(self._executor.run_stream(step)) as stream:
             item = await anext(stream)
             while not isinstance(item, StepResult):
                 first_token_at = first_token_at or log.now()
                 try:
-                    if shows_reasoning or not isinstance(item, ReasoningDelta):
+                    if _is_cancelled():
+                        after_cancel.append(item)
+                    elif shows_reasoning or not isinstance(item, ReasoningDelta):
                         await log.append(item)
                     item = await anext(stream)
                 except asyncio.CancelledError as error:
                     # It came while we waited for the log: the executor has to know of it.
                     item = await stream.athrow(error)
-        return item, first_token_at
+        return _Ran(item, first_token_at, after_cancel)
 
     async def _was_asked_for(self, begun: BegunTurn) -> bool:
         async def read() -> bool:
@@ -193,12 +210,11 @@ class ChatTurn:
 
     # ── finish ───────────────────────────────────────────────────────────────────────────────────
 
-    async def _finish(
-        self, begun: BegunTurn, log: TurnLog, result: StepResult, first_token_at: datetime | None
-    ) -> None:
+    async def _finish(self, begun: BegunTurn, log: TurnLog, ran: _Ran) -> None:
         """Commits the end, whoever is cancelled meanwhile and however long the database is away."""
+        result = ran.result
         waiting = await uninterrupted(log.close())
-        turn = _ended(begun, result, first_token_at, completed_at=log.now())
+        turn = _ended(begun, result, ran.first_token_at, completed_at=log.now())
         last = log.render_last(TurnEnded(turn, by="user"))
         end = TurnEnd(
             turn=replace(turn, last_seq=last.seq or 0),
@@ -226,6 +242,11 @@ class ChatTurn:
             if await self._transcripts.status(driver, claim.turn_id) is end.turn.status:
                 return
         raise LostOwnershipError
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _ended(

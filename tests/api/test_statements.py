@@ -22,6 +22,8 @@ BACKGROUND = (
     "'jit'",
 )
 
+FLUSH = "FOR SHARE OF runs"
+
 
 @pytest.fixture
 async def statements(
@@ -62,13 +64,15 @@ async def test_a_blocking_turn_is_claim_context_finish_and_one_read(
 
         await send(client, conversation, "hi")
 
-    first_words = [query.split()[:4] for query in seen]
-    assert first_words == [
+    own = [query for query in seen if FLUSH not in query]
+    assert [query.split()[:4] for query in own] == [
         ["WITH", "run", "AS", "("],
         ["WITH", "seen", "AS", "("],
         ["WITH", "run", "AS", "("],
         ["SELECT", "turns.id,", "turns.run_id,", "turns.number,"],
     ]
+    # The log's writer works for all turns at once: some of them share a flush.
+    assert len(seen) - len(own) <= 2
 
 
 async def test_a_refused_send_costs_two_statements(
