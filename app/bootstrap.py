@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 
 from app.api.application import create_application
-from app.api.services import Services
+from app.api.state import ApiState
 from app.chat.cancelling import Cancelling
 from app.chat.config import ChatWorkflowConfig
 from app.chat.runner import ChatWorkflowRunner
@@ -158,7 +158,7 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
     keys = Keys(database, KeyStore())
     authenticator: Authenticator = keys if settings.chat_auth == "keys" else Loopback()
     health = Health(database, model=settings.chat_model, is_draining=lambda: engine.is_draining)
-    services = Services(
+    state = ApiState(
         runner=runner,
         authenticator=authenticator,
         health=health,
@@ -170,7 +170,7 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         database, event_log, request_keys, event_retention=settings.chat_event_retention
     )
     service = Service(
-        app=create_application(services),
+        app=create_application(state),
         database=database,
         engine=engine,
         followers=followers,

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
@@ -19,7 +21,7 @@ from app.identity.keys import SCOPES, Keys
 from app.ids import KeyId
 from app.observability.logging import configure_logging
 from app.server import serve as serve_until_told
-from app.settings import Settings, SettingsError, load_settings
+from app.settings import Settings, SettingsError, load_settings, share_dotenv
 from app.storage import embedded
 from app.storage.database import opened_database
 from app.storage.key_store import KeyStore
@@ -27,6 +29,8 @@ from app.storage.schema import migrate as migrate_schema
 from app.wire.moment import rfc3339
 
 T = TypeVar("T")
+
+LONGEST_USER = 200
 
 
 app = typer.Typer(
@@ -65,18 +69,18 @@ def serve() -> None:
     """Start the service; with no configuration at all it is complete."""
     settings = _configured()
     with (
-        _database_url(settings) as url,
+        _database(settings) as postgres,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        runner.run(serve_until_told(settings, url))
+        runner.run(serve_until_told(settings, postgres.url, postgres.ensure_running))
 
 
 @app.command()
 def migrate() -> None:
     """Bring the database schema to this release's own revision."""
     settings = _configured()
-    with _database_url(settings) as url:
-        asyncio.run(_migrate(url))
+    with _database(settings) as postgres:
+        asyncio.run(_migrate(postgres.url))
     print("The schema is up to date.")
 
 
@@ -94,6 +98,8 @@ def keys_create(
     ] = None,
 ) -> None:
     """Create a key and show it, this once."""
+    if not user.strip() or not user.isprintable() or len(user) > LONGEST_USER:
+        raise typer.BadParameter(f"a user is 1 to {LONGEST_USER} printable characters")
     unknown = sorted(set(scope or ()) - set(SCOPES))
     if unknown:
         raise typer.BadParameter(f"unknown scope {unknown[0]!r}; known: {', '.join(SCOPES)}")
@@ -125,6 +131,7 @@ def dump_openapi(document: dict[str, Any]) -> str:
 
 def _configured() -> Settings:
     settings = load_settings()
+    share_dotenv()
     as_json = (settings.chat_log_format or _format_for_this_terminal()) == "json"
     configure_logging(level=settings.chat_log_level, as_json=as_json)
     return settings
@@ -134,15 +141,27 @@ def _format_for_this_terminal() -> str:
     return "text" if sys.stderr.isatty() else "json"
 
 
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """Somebody's own server, which is not ours to look after."""
+
+    url: str
+
+    def ensure_running(self) -> None:
+        """It is the operator's."""
+
+
 @contextmanager
-def _database_url(settings: Settings) -> Generator[str]:
+def _database(settings: Settings) -> Generator[_Server | embedded.EmbeddedPostgres]:
     """The configured server, or the embedded one for as long as the block lasts."""
     if settings.database_url is not None:
-        yield settings.database_url.get_secret_value()
+        yield _Server(settings.database_url.get_secret_value())
         return
+    # SIGTERM shall unwind this block, as SIGINT does, and not end the process on the spot.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     postgres = embedded.start(settings.chat_data_dir)
     try:
-        yield postgres.url
+        yield postgres
     finally:
         postgres.release()
 
@@ -154,8 +173,8 @@ async def _migrate(url: str) -> None:
 
 def _with_keys(work: Callable[[Keys], Awaitable[T]]) -> T:
     settings = _configured()
-    with _database_url(settings) as url:
-        return asyncio.run(_on_keys(settings, url, work))
+    with _database(settings) as postgres:
+        return asyncio.run(_on_keys(settings, postgres.url, work))
 
 
 async def _on_keys(settings: Settings, url: str, work: Callable[[Keys], Awaitable[T]]) -> T:

@@ -10,6 +10,7 @@ ChatWorkflowError
 ├── StillRunningError             a waiting send gave up; the turn goes on
 ├── DrainingError                 the service is shutting down
 ├── DatabaseUnavailableError
+│   └── OutcomeUnknownError       whether the turn was begun will show when the database is back
 ├── CallerError
 │   ├── UnauthenticatedError
 │   └── ForbiddenError            a foreign Host or Origin, or a missing scope
@@ -17,6 +18,7 @@ ChatWorkflowError
 │   ├── MalformedJsonError
 │   ├── UnsupportedMediaTypeError
 │   ├── BodyTooLargeError
+│   ├── BodyTimeoutError
 │   ├── InvalidRequestError       carries a pointer for each fault
 │   ├── BadCursorError
 │   ├── BadLastEventIdError       beyond the last committed event, or of another turn
@@ -93,6 +95,15 @@ class DatabaseUnavailableError(ChatWorkflowError):
     """PostgreSQL cannot be reached, or did not answer in time."""
 
 
+class OutcomeUnknownError(DatabaseUnavailableError):
+    """The connection broke when the turn was to be begun, and has not come back since."""
+
+    def __init__(self, conversation_id: ConversationId, turn_id: TurnId) -> None:
+        super().__init__(f"it is not known whether turn {turn_id} was begun")
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
+
+
 class CallerError(ChatWorkflowError):
     """The caller is not known, or may not do this."""
 
@@ -123,6 +134,10 @@ class BodyTooLargeError(RequestError):
     def __init__(self, limit: int) -> None:
         super().__init__(f"the body is larger than {limit} bytes")
         self.limit = limit
+
+
+class BodyTimeoutError(RequestError):
+    """The body did not come to its end in time."""
 
 
 @dataclass(frozen=True, slots=True)

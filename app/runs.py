@@ -1,4 +1,4 @@
-"""Runs and turns: what they are, their statuses, and the one table of allowed transitions."""
+"""Runs and turns: what they are, and their statuses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,15 +25,6 @@ class TurnStatus(StrEnum):
     @property
     def is_terminal(self) -> bool:
         return self is not TurnStatus.RUNNING
-
-
-TURN_TRANSITIONS: Mapping[TurnStatus, frozenset[TurnStatus]] = {
-    TurnStatus.RUNNING: frozenset(status for status in TurnStatus if status.is_terminal),
-    TurnStatus.COMPLETED: frozenset(),
-    TurnStatus.INCOMPLETE: frozenset(),
-    TurnStatus.CANCELLED: frozenset(),
-    TurnStatus.FAILED: frozenset(),
-}
 
 
 class IncompleteReason(StrEnum):
@@ -129,7 +120,6 @@ class BegunTurn:
     attempt: int
     user_id: str
     user_message_id: MessageId
-    user_message_seq: int
     prompt: str
     prompt_metadata: Mapping[str, Any]
     config: Mapping[str, object]

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import uvicorn
@@ -19,6 +19,8 @@ logger = get_logger()
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 2048
+# Seconds between two looks at the embedded server.
+DATABASE_LOOK = 1.0
 
 
 class Server(uvicorn.Server):
@@ -28,7 +30,7 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: Settings, database_url: str) -> None:
+async def serve(settings: Settings, database_url: str, ensure_database: Callable[[], None]) -> None:
     """Serves until SIGTERM or SIGINT. A second signal stops without waiting for turns."""
     sockets = [listen(settings)]
     async with running_service(settings, database_url) as service:
@@ -39,9 +41,21 @@ async def serve(settings: Settings, database_url: str) -> None:
             loop.add_signal_handler(number, signals.put_nowait, number)
         async with asyncio.TaskGroup() as group:
             shutdown = group.create_task(_shut_down(settings, service, server, signals))
+            looking = group.create_task(_look_after(ensure_database))
             _announce(settings, sockets[0])
             await server.serve(sockets)
             shutdown.cancel()
+            looking.cancel()
+
+
+async def _look_after(ensure_database: Callable[[], None]) -> None:
+    """An embedded server that dies is started again; nobody else would."""
+    while True:
+        await asyncio.sleep(DATABASE_LOOK)
+        try:
+            await asyncio.to_thread(ensure_database)
+        except ConfigurationError as error:
+            logger.error("database_not_started", reason=str(error))  # noqa: TRY400 - one line says it
 
 
 async def _shut_down(
@@ -91,6 +105,10 @@ def listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    bound = listener.getsockname()[0]
+    if settings.chat_auth == "none" and not is_loopback(bound):
+        listener.close()
+        raise ConfigurationError(f"CHAT_HOST={host!r} is {bound}, which others can reach")
     listener.listen(BACKLOG)
     return listener
 

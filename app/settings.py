@@ -112,6 +112,10 @@ class Settings(BaseModel):
     def _check_together(self) -> "Settings":
         if self.chat_model_api_key is not None and self.chat_model_base_url is None:
             raise ValueError("CHAT_MODEL_API_KEY needs CHAT_MODEL_BASE_URL")
+        if self.chat_model_base_url is not None and self.chat_model == "demo":
+            raise ValueError(
+                "CHAT_MODEL_BASE_URL needs CHAT_MODEL, the model's name on that server"
+            )
         return self
 
     @property
@@ -131,7 +135,7 @@ def load_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
 
     Raises SettingsError with one clear line, without the bad value.
     """
-    environment = {**dotenv_values(".env"), **os.environ}
+    environment = {**_dotenv(), **os.environ}
     values: dict[str, Any] = {}
     for name, value in environment.items():
         if value is None or value == "" or not _is_ours(name):
@@ -144,6 +148,20 @@ def load_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
         return Settings(**values, **(overrides or {}))
     except ValidationError as error:
         raise SettingsError(_one_line(error)) from None
+
+
+def share_dotenv() -> None:
+    """Lets the providers' clients see their keys in the `.env` file too."""
+    for name, value in _dotenv().items():
+        if value is not None:
+            os.environ.setdefault(name, value)
+
+
+def _dotenv() -> Mapping[str, str | None]:
+    try:
+        return dotenv_values(".env")
+    except UnicodeDecodeError:
+        raise SettingsError("the .env file is not UTF-8 text") from None
 
 
 def _is_ours(name: str) -> bool:
@@ -161,6 +179,8 @@ def _field_of(name: str, value: str) -> tuple[str, str]:
         return secret, Path(value).read_text().strip()
     except OSError as error:
         raise SettingsError(f"{name}: cannot read the file: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{name}: the file is not UTF-8 text") from None
 
 
 def _one_line(error: ValidationError) -> str:

@@ -48,6 +48,11 @@ class Hold:
 
 
 @dataclass(frozen=True)
+class Pause:
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Think:
     text: str
 
@@ -72,7 +77,7 @@ class CutConnection:
     pass
 
 
-Step = str | Hold | Think | CallTool | InBandError | CutConnection
+Step = str | Hold | Pause | Think | CallTool | InBandError | CutConnection
 
 
 @dataclass(frozen=True)
@@ -204,6 +209,8 @@ async def _talk(writer: asyncio.StreamWriter, reply: Reply, request: ModelReques
         match step:
             case Hold(gate):
                 await gate.pass_through()
+            case Pause(seconds):
+                await asyncio.sleep(seconds)
             case CutConnection():
                 writer.transport.abort()
                 return False

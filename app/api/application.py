@@ -7,11 +7,11 @@ from fastapi import FastAPI
 from app.api import problems
 from app.api.request_id import RequestIdMiddleware
 from app.api.routes import conversations, health, messages, turns
-from app.api.services import Services
+from app.api.state import ApiState
 
 
-def create_application(services: Services | None = None) -> FastAPI:
-    """Without services it can be described, but not served."""
+def create_application(state: ApiState | None = None) -> FastAPI:
+    """Without state it can be described, but not served."""
     app = FastAPI(
         title="chat-workflow",
         summary="Multi-turn conversations with language-model agents, as durable workflow runs.",
@@ -23,7 +23,7 @@ def create_application(services: Services | None = None) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
     )
-    app.state.services = services
+    app.state.api = state
     app.add_middleware(RequestIdMiddleware)
     problems.install(app)
     for routes in (conversations, messages, turns, health):

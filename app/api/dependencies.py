@@ -5,7 +5,7 @@ from uuid import UUID
 
 from fastapi import Depends, Header, Path, Request
 
-from app.api.services import services_of
+from app.api.state import state_of
 from app.caller import Caller
 from app.chat.runner import ChatWorkflowRunner
 from app.errors import NotFoundError
@@ -13,11 +13,13 @@ from app.ids import ConversationId, TurnId
 
 
 async def _caller(request: Request) -> Caller:
-    return await services_of(request).authenticator.authenticate(request.headers)
+    """Known already where a body was read, which is done for known callers only."""
+    known: Caller | None = getattr(request.state, "caller", None)
+    return known or await state_of(request).authenticator.authenticate(request.headers)
 
 
 async def _runner(request: Request) -> ChatWorkflowRunner:
-    return services_of(request).runner
+    return state_of(request).runner
 
 
 async def _request_id(request: Request) -> str:

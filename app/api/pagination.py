@@ -4,7 +4,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -36,11 +36,11 @@ def place_of(cursor: str | None, kind: str) -> tuple[datetime, ConversationId] |
     moment, identifier = _decode(cursor, kind, 2)
     try:
         place = datetime.fromisoformat(moment), ConversationId(UUID(identifier))
-    except ValueError as error:
+        if place[0].tzinfo is None:
+            raise BadCursorError
+        return place[0].astimezone(UTC), place[1]
+    except (ValueError, OverflowError) as error:
         raise BadCursorError from error
-    if place[0].tzinfo is None:
-        raise BadCursorError
-    return place
 
 
 def _decode(cursor: str, kind: str, length: int) -> list[str]:

@@ -11,7 +11,13 @@ from starlette.responses import Response
 
 from app.api.answers import problem_answer
 from app.api.request_id import HEADER as REQUEST_ID
-from app.errors import ChatWorkflowError, Fault, InvalidRequestError, NotFoundError
+from app.errors import (
+    ChatWorkflowError,
+    Fault,
+    InvalidRequestError,
+    NotFoundError,
+    TurnInProgressError,
+)
 from app.observability.logging import get_logger
 from app.wire.problem import Kind, document_of, kind_of, problem_document, retry_after_of
 
@@ -29,7 +35,10 @@ async def _expected(request: Request, error: Exception) -> Response:
     document = problem_document(error, instance=request.url.path, request_id=_id_of(request))
     if kind_of(error).status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.warning("request_failed", code=document["code"], request_id=_id_of(request))
-    return problem_answer(document, retry_after=retry_after_of(error))
+    answer = problem_answer(document, retry_after=retry_after_of(error))
+    if "turn_id" in document and not isinstance(error, TurnInProgressError):
+        answer.headers["X-Turn-ID"] = document["turn_id"]
+    return answer
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

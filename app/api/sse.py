@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from app.api.answers import REPLAYED
-from app.api.services import services_of
+from app.api.state import state_of
 from app.chat.turn_stream import TurnStream
 from app.errors import BadLastEventIdError
 from app.observability.logging import get_logger
@@ -28,16 +28,16 @@ class TurnStreamAnswer(EventSourceResponse):
     """The frames of one turn. A client that leaves, or takes nothing for too long, stops nothing."""
 
     def __init__(self, request: Request, stream: TurnStream) -> None:
-        services = services_of(request)
+        state = state_of(request)
         headers = {"X-Turn-ID": str(stream.turn.id)}
         if stream.replayed:
             headers[REPLAYED] = "true"
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - the library says only `dict`
             _blocks(stream),
             headers=headers,
-            ping=services.heartbeat,
+            ping=state.heartbeat,
             ping_message_factory=lambda: ServerSentEvent(comment="", sep="\n"),
-            send_timeout=services.send_timeout,
+            send_timeout=state.send_timeout,
             sep="\n",
         )
 

@@ -1,16 +1,25 @@
 """Bodies: bounded while they are read, and JSON as RFC 8259 has it, not as Python reads it."""
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
 from fastapi.routing import APIRoute
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from app.api.services import services_of
-from app.errors import BodyTooLargeError, MalformedJsonError, UnsupportedMediaTypeError
+from app.api.state import state_of
+from app.errors import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    MalformedJsonError,
+    UnsupportedMediaTypeError,
+)
+
+# Seconds for a whole body.
+BODY_TIMEOUT = 30.0
 
 
 class StrictJsonRoute(APIRoute):
@@ -23,7 +32,16 @@ class StrictJsonRoute(APIRoute):
         async def strict(request: Request) -> Response:
             if not takes_body:
                 return await handle(request)
-            body = await _read(request, services_of(request).max_body)
+            state = state_of(request)
+            # Who is not let in is not listened to.
+            request.state.caller = await state.authenticator.authenticate(request.headers)
+            try:
+                async with asyncio.timeout(BODY_TIMEOUT):
+                    body = await _read(request, state.max_body)
+            except TimeoutError as error:
+                raise BodyTimeoutError from error
+            except ClientDisconnect:
+                return Response(status_code=400)
             if body:
                 _require_json(request)
             return await handle(_ReadRequest(request, body, parse(body) if body else None))

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,6 +16,7 @@ from app.engine.engine import RunEngine
 from app.engine.shield import uninterrupted
 from app.errors import (
     BadLastEventIdError,
+    DatabaseUnavailableError,
     DrainingError,
     KeyTakenError,
     NotFoundError,
@@ -245,18 +247,20 @@ class ChatWorkflowRunner:
     async def _after(self, limit: float, caller: Caller, turn: Turn) -> TurnWithMessages:
         """The turn when it has ended, or as it stands after `limit` seconds or at a shutdown.
 
-        One that was lost to another process is waited for in the table.
+        One that was lost to another process is waited for in the table, and the table for a while
+        when the database is away.
         """
         deadline = time.monotonic() + limit
         await self._engine.wait(turn.id, limit)
-        stored = await self._stored(caller, turn.run_id, turn.id)
-        while not (stored.turn.status.is_terminal or self._engine.is_draining):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            await asyncio.sleep(min(POLL, left))
-            stored = await self._stored(caller, turn.run_id, turn.id)
-        return stored
+        while True:
+            with suppress(DatabaseUnavailableError):
+                stored = await self._stored(caller, turn.run_id, turn.id)
+                over = stored.turn.status.is_terminal or self._engine.is_draining
+                if over or time.monotonic() >= deadline:
+                    return stored
+            if time.monotonic() >= deadline + SLACK:
+                raise StillRunningError(turn.run_id, turn.id)
+            await asyncio.sleep(min(POLL, max(0, deadline - time.monotonic()) or POLL))
 
     async def _stored(
         self, caller: Caller, conversation_id: ConversationId, turn_id: TurnId

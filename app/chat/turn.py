@@ -20,6 +20,7 @@ from app.errors import (
     DatabaseUnavailableError,
     KeyTakenError,
     LostOwnershipError,
+    OutcomeUnknownError,
     TurnInProgressError,
 )
 from app.events.stream_event import ReasoningDelta, StepEvent, TurnEnded, TurnStarted
@@ -41,6 +42,8 @@ T = TypeVar("T")
 logger = get_logger()
 
 CLAIM_ATTEMPTS = 3
+# Seconds that a client waits for the database to tell whether its turn was begun.
+CLAIM_PATIENCE = 20.0
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 
@@ -127,6 +130,36 @@ class ChatTurn:
                 return known
         raise TurnInProgressError(conversation_id, None)
 
+    async def _claim(
+        self, caller: Caller, conversation_id: ConversationId, new: NewTurn
+    ) -> BegunTurn | None:
+        """A claim whose commit is not known is made again: it then finds itself, or succeeds."""
+        sent = False
+
+        async def claim() -> BegunTurn | None:
+            nonlocal sent
+            async with self._database.statement() as driver:
+                before, sent = sent, True
+                begun = await self._runs.claim(driver, caller, conversation_id, new)
+                if begun is None and before:
+                    begun = await self._runs.begun(driver, conversation_id, new)
+            return begun
+
+        try:
+            return await claim()
+        except KeyTakenError:
+            return None
+        except DatabaseUnavailableError:
+            if not sent:
+                raise
+        try:
+            async with asyncio.timeout(CLAIM_PATIENCE):
+                return await until_available(claim)
+        except KeyTakenError:
+            return None
+        except TimeoutError:
+            raise OutcomeUnknownError(conversation_id, new.id) from None
+
     async def _known_or_refused(
         self, caller: Caller, conversation_id: ConversationId, key: RequestKey | None
     ) -> KnownTurn | None:
@@ -140,22 +173,6 @@ class ChatTurn:
         if refusal is not None:
             raise refusal
         return None
-
-    async def _claim(
-        self, caller: Caller, conversation_id: ConversationId, new: NewTurn
-    ) -> BegunTurn | None:
-        try:
-            async with self._database.statement() as driver:
-                return await self._runs.claim(driver, caller, conversation_id, new)
-        except KeyTakenError:
-            return None
-        except DatabaseUnavailableError:
-            # The claim may have been committed before the connection broke.
-            async with self._database.statement() as driver:
-                begun = await self._runs.begun(driver, conversation_id, new)
-            if begun is None:
-                raise
-            return begun
 
     # ── execute ──────────────────────────────────────────────────────────────────────────────────
 
@@ -191,9 +208,11 @@ class ChatTurn:
             while not isinstance(item, StepResult):
                 first_token_at = first_token_at or log.now()
                 try:
-                    if _is_cancelled():
+                    if isinstance(item, ReasoningDelta) and not shows_reasoning:
+                        pass
+                    elif _is_cancelled():
                         after_cancel.append(item)
-                    elif shows_reasoning or not isinstance(item, ReasoningDelta):
+                    else:
                         await log.append(item)
                     item = await anext(stream)
                 except asyncio.CancelledError as error:

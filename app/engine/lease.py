@@ -30,14 +30,23 @@ class Lease:
         self._renewal = length / 3
         self._patience = length * 2 / 3
         self._renewed_at = time.monotonic()
-        self.worker_id: WorkerId = new_worker_id()
+        self._worker_id = new_worker_id()
+        self._is_held = False
+
+    @property
+    def worker_id(self) -> WorkerId:
+        """Raises DatabaseUnavailableError while this process has no right to run turns."""
+        if not self._is_held:
+            raise DatabaseUnavailableError("the lease was lost")
+        return self._worker_id
 
     async def register(self) -> None:
         """Makes this process a worker. Raises DatabaseUnavailableError."""
         started = time.monotonic()
         async with self._database.statement() as driver:
-            await self._workers.register(driver, self.worker_id, self._length)
+            await self._workers.register(driver, self._worker_id, self._length)
         self._renewed_at = started
+        self._is_held = True
 
     async def keep(self, on_loss: Callable[[], Awaitable[None]]) -> None:
         """Renews for ever; calls `on_loss` when the right is lost, then begins as a new worker."""
@@ -53,7 +62,7 @@ class Lease:
         """Says that nothing runs here any more; what was left may be taken at once."""
         with suppress(DatabaseUnavailableError):
             async with self._database.statement() as driver:
-                await self._workers.release(driver, self.worker_id)
+                await self._workers.release(driver, self._worker_id)
 
     async def _renew_on(self, driver: Driver) -> None:
         """Returns when the right is lost; raises when the connection is, or does not answer."""
@@ -62,7 +71,7 @@ class Lease:
             if started - self._renewed_at >= self._patience:  # this process was frozen
                 return
             async with asyncio.timeout(self._renewal):
-                renewed = await self._workers.renew(driver, self.worker_id, self._length)
+                renewed = await self._workers.renew(driver, self._worker_id, self._length)
             if not renewed:
                 self._renewed_at = started - self._patience
                 return
@@ -70,8 +79,11 @@ class Lease:
             await asyncio.sleep(self._renewal)
 
     async def _begin_anew(self, on_loss: Callable[[], Awaitable[None]]) -> None:
-        logger.error("lease_lost", worker_id=str(self.worker_id))
-        self.worker_id = new_worker_id()
-        await on_loss()
+        """The old id is never used again, and the new one not before it is registered."""
+        if self._is_held:
+            logger.error("lease_lost", worker_id=str(self._worker_id))
+            self._is_held = False
+            await on_loss()
+        self._worker_id = new_worker_id()
         with suppress(DatabaseUnavailableError):
             await self.register()

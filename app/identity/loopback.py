@@ -1,11 +1,14 @@
 """No authentication: one local user, and nobody but programs and pages of this machine."""
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from app.caller import LOCAL_USER, Caller
 from app.errors import ForbiddenError
+
+_HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?", re.ASCII)
 
 
 class Loopback:
@@ -16,7 +19,8 @@ class Loopback:
     """
 
     async def authenticate(self, headers: Mapping[str, str]) -> Caller:
-        if not is_loopback(_name_of(f"//{headers.get('host', '')}")):
+        host = _HOST.fullmatch(headers.get("host", ""))
+        if host is None or not is_loopback(host.group(1).strip("[]")):
             raise ForbiddenError("Host is not a loopback name")
         origin = headers.get("origin")
         if origin is not None and not is_loopback(_name_of(origin)):
@@ -27,7 +31,7 @@ class Loopback:
 def is_loopback(name: str | None) -> bool:
     if name is None:
         return False
-    if name == "localhost" or name.endswith(".localhost"):
+    if name.lower() == "localhost" or name.endswith(".localhost"):
         return True
     try:
         return ipaddress.ip_address(name).is_loopback

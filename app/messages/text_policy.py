@@ -11,6 +11,7 @@ from typing import cast
 from app.messages.message import Json
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+LONGEST_INTEGER = 14_000  # bits
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -23,10 +24,16 @@ def storable(text: str) -> str:
 
 
 def storable_json(value: object) -> Json:
-    """The same for every string inside a JSON value; numbers that JSON lacks become null."""
+    """The same for every string inside a JSON value.
+
+    Numbers that JSON lacks become null, and integers of more than about 4,000 digits too, which
+    Python does not write.
+    """
     match value:
         case str():
             return storable(value)
+        case int() if value.bit_length() > LONGEST_INTEGER:
+            return None
         case float() if not math.isfinite(value):
             return None
         case dict():

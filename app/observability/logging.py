@@ -7,6 +7,7 @@ variables, may hold what a person wrote, so they are never logged.
 import logging
 import sys
 import traceback
+import warnings
 from types import TracebackType
 from typing import Any, cast
 
@@ -46,6 +47,21 @@ def configure_logging(*, level: str, as_json: bool) -> None:
     # sse_starlette would log every chunk, that is what people read, at debug; each request of a provider's client at info would be a line for every turn that says nothing.
     for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "alembic", "sse_starlette"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+    # We log a request that broke ourselves, with its id; the server would log it once more.
+    logging.getLogger("uvicorn.error").addFilter(_is_not_an_application_error)
+    warnings.showwarning = _log_warning
+
+
+def _is_not_an_application_error(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Exception in ASGI application")
+
+
+def _log_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object
+) -> None:
+    """Without its text, which may hold what a provider has sent."""
+    get_logger().warning("warning", category=category.__name__, where=f"{filename}:{lineno}")
 
 
 def without_exception_text(

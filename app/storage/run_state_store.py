@@ -310,7 +310,6 @@ def _begun(run_id: ConversationId, new: NewTurn, row: Row) -> BegunTurn:
         attempt=1,
         user_id=row["user_id"],
         user_message_id=new.message.id,
-        user_message_seq=row["seq"],
         prompt=new.message.content,
         prompt_metadata=decode(new.message).sent_metadata,
         config=row["config"],

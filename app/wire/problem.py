@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from app.errors import (
     BadCursorError,
     BadLastEventIdError,
+    BodyTimeoutError,
     BodyTooLargeError,
     ChatWorkflowError,
     ConversationClosedError,
@@ -25,6 +26,7 @@ from app.errors import (
     ModelRateLimitedError,
     ModelTimeoutError,
     NotFoundError,
+    OutcomeUnknownError,
     StillRunningError,
     TurnInProgressError,
     UnauthenticatedError,
@@ -115,6 +117,9 @@ KINDS: Mapping[type[ChatWorkflowError], Kind] = {
         "Conversation closed",
         "A closed conversation takes no messages.",
     ),
+    BodyTimeoutError: Kind(
+        408, "body_timeout", "Body timed out", "The body did not arrive in time.", retryable=True
+    ),
     BodyTooLargeError: Kind(
         413, "body_too_large", "Body too large", "The body is larger than this service takes."
     ),
@@ -161,6 +166,13 @@ KINDS: Mapping[type[ChatWorkflowError], Kind] = {
         retryable=True,
         retry_after=1,
     ),
+    OutcomeUnknownError: Kind(
+        503,
+        "outcome_unknown",
+        "Outcome unknown",
+        "The database went away while the turn was begun; 'links' will tell, a 404 there means no.",
+        retry_after=1,
+    ),
     ModelTimeoutError: Kind(
         504,
         "model_timeout",
@@ -184,6 +196,9 @@ INTERNAL_ERROR = Kind(
 )
 
 
+_ABOUT_A_TURN = (TurnInProgressError, StillRunningError, DrainingError, OutcomeUnknownError)
+
+
 def kind_of(error: BaseException) -> Kind:
     """Anything that is not in the map is a fault of ours."""
     return next((KINDS[cls] for cls in type(error).__mro__ if cls in KINDS), INTERNAL_ERROR)
@@ -204,7 +219,7 @@ def problem_document(
         document["errors"] = [
             {"pointer": fault.pointer, "message": fault.message} for fault in error.faults
         ]
-    if isinstance(error, TurnInProgressError | StillRunningError | DrainingError):
+    if isinstance(error, _ABOUT_A_TURN):
         return about_turn(document, error.conversation_id, error.turn_id)
     return document
 

@@ -11,6 +11,7 @@ from app.api.pagination import encode_cursor, page_answer, place_of
 from app.api.routes.messages import turn_answer
 from app.api.schemas.conversation import CreateConversation
 from app.api.schemas.page import Page
+from app.api.schemas.text import StorableText
 from app.api.strict_json import StrictJsonRoute
 from app.chat.runner import NewConversation, Order
 from app.runs import RunStatus
@@ -68,7 +69,7 @@ async def list_conversations(
     cursor: Annotated[str | None, Query(max_length=500)] = None,
     status: Annotated[RunStatus | None, Query()] = None,
     sort: Annotated[Literal["-updated_at", "-created_at"], Query()] = "-updated_at",
-    user_id: Annotated[str | None, Query(max_length=200)] = None,
+    user_id: Annotated[StorableText | None, Query(max_length=200)] = None,
 ) -> Response:
     """`user_id` other than the caller's own needs the scope `conversations:read:any`."""
     order = ORDERS[sort]

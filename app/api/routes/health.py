@@ -7,7 +7,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from app.api.answers import JsonAnswer
-from app.api.services import services_of
+from app.api.state import state_of
 
 router = APIRouter(prefix="/health", tags=["health"])
 
@@ -41,7 +41,7 @@ async def live() -> Response:
     responses={200: {"model": ReadinessDocument}, 503: {"model": ReadinessDocument}},
 )
 async def ready(request: Request) -> Response:
-    readiness = await services_of(request).health.readiness()
+    readiness = await state_of(request).health.readiness()
     document: ReadinessDocument = {
         "status": "ready" if readiness.reason is None else "unavailable",
         "model": readiness.model,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator
 
 from app.messages.codec import dump_json
-from app.messages.text_policy import is_storable
+from app.messages.text_policy import is_storable, storable_json
 
 LARGEST_METADATA = 16 * 1024
 DEEPEST_METADATA = 16
@@ -26,10 +26,9 @@ def _not_blank(text: str) -> str:
 def _metadata(value: dict[str, Any]) -> dict[str, Any]:
     if not _is_shallow(value, DEEPEST_METADATA):
         raise ValueError(f"must not be nested deeper than {DEEPEST_METADATA} levels")
-    text = dump_json(value)
-    if not is_storable(text) or "\\u0000" in text:
+    if storable_json(value) != value:
         raise ValueError("must not hold NUL or a lone surrogate")
-    if len(text.encode()) > LARGEST_METADATA:
+    if len(dump_json(value).encode()) > LARGEST_METADATA:
         raise ValueError(f"must not be larger than {LARGEST_METADATA} bytes of JSON")
     return value
 

@@ -23,15 +23,19 @@ from pydantic_ai.toolsets import AbstractToolset
 
 from app.errors import ModelError, ModelRateLimitedError, ModelTimeoutError, StepError
 from app.events.stream_event import StepEvent
-from app.frameworks.pydantic_ai.messages import to_conversation, to_model
+from app.frameworks.pydantic_ai.messages import is_count, to_conversation, to_model
 from app.frameworks.pydantic_ai.models import BuiltModel, Models
 from app.frameworks.pydantic_ai.stream import INTERRUPTED, EventMapper
 from app.messages.message import Role
+from app.observability.logging import get_logger
 from app.runs import IncompleteReason, TurnStatus, Usage
 from app.steps import StepInput, StepOutput, StepResult
 
+logger = get_logger()
+
 BACKOFF = 0.2
 LONGEST_WAIT = 2.0
+LONGEST_RETRY_AFTER = 86_400
 # A turn's consumer only has to note an event; a full buffer slows the model down, never loses.
 BUFFER = 256
 
@@ -99,8 +103,8 @@ class PydanticAIAgent:
             try:
                 while (event := await run.events.get()) is not None:
                     yield event
-                await task
             except asyncio.CancelledError:
+                run.stopped = True
                 await _stop(task)
             for event in run.left_over():
                 yield event
@@ -134,20 +138,24 @@ class _Run:
         self._usage = RunUsage()
         self._messages: list[ModelMessage] = []
         self._failure: BaseException | None = None
+        self.stopped = False
 
     async def execute(self) -> None:
-        """Keeps for `result` what a model, provider or tool did; raises only for our own faults."""
+        """Never raises, but when it is stopped: what went wrong is kept for `result`."""
         try:
             with capture_run_messages() as self._messages:
                 await self._run_agent()
         except asyncio.CancelledError as error:
             self._failure = error
-            raise
+            if self.stopped:
+                raise
         except (ex.AgentRunError, ex.UserError, ExceptionGroup) as error:
             self._failure = error
-        finally:
-            if not isinstance(self._failure, asyncio.CancelledError):
-                await self.events.put(None)
+        except Exception as error:
+            # A provider may send anything, and its client may raise anything over it.
+            logger.exception("agent_broke", turn_id=str(self._step.turn_id))
+            self._failure = error
+        await self.events.put(None)
 
     async def _run_agent(self) -> None:
         step = self._step
@@ -190,6 +198,8 @@ class _Run:
             model=last.model_name if last is not None else None,
             finish_reason=last.finish_reason if last is not None else None,
         )
+        if self.stopped:
+            return replace(result, status=TurnStatus.CANCELLED)
         if self._failure is not None:
             return _failed(result, self._failure)
         return _judged(result)
@@ -224,13 +234,18 @@ class _Run:
         if not self._built.counts_tokens or usage.total_tokens == 0:
             return Usage(estimated=self._failure is not None and usage.requests > 0)
         return Usage(
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
-            cache_read_tokens=usage.cache_read_tokens or None,
-            reasoning_tokens=usage.output_reasoning_tokens or None,
+            input_tokens=_count(usage.input_tokens),
+            output_tokens=_count(usage.output_tokens),
+            cache_read_tokens=_count(usage.cache_read_tokens) or None,
+            reasoning_tokens=_count(usage.output_reasoning_tokens) or None,
             cost=usage.cost,
             estimated=self._failure is not None,
         )
+
+
+def _count(value: int) -> int | None:
+    """Providers have sent fractions and worse: what is no count is not known."""
+    return value if is_count(value) else None
 
 
 def without_cut_off_calls(message: ModelMessage) -> ModelMessage:
@@ -301,8 +316,6 @@ def _failed(result: StepResult, failure: BaseException) -> StepResult:
     match failure:
         case ex.RunTimedOut():
             return _incomplete(result, IncompleteReason.TIME_LIMIT)
-        case asyncio.CancelledError() | ex.RunCancelled():
-            return replace(result, status=TurnStatus.CANCELLED)
         case ex.UsageLimitExceeded():
             return _incomplete(result, IncompleteReason.REQUEST_LIMIT)
         case ex.ContentFilterError():
@@ -311,6 +324,10 @@ def _failed(result: StepResult, failure: BaseException) -> StepResult:
             return _incomplete(result, IncompleteReason.OUTPUT_LIMIT)
         case _:
             return replace(result, status=TurnStatus.FAILED, error=_error(failure))
+
+
+def _seconds(wait: float) -> int:
+    return int(min(max(0, round(wait)), LONGEST_RETRY_AFTER))
 
 
 def _incomplete(result: StepResult, reason: IncompleteReason) -> StepResult:
@@ -325,7 +342,7 @@ def _error(failure: BaseException) -> StepError:
             return ModelTimeoutError(name)
         case ex.ModelRateLimitError() | ex.ModelQuotaExceededError():
             wait = failure.retry_after
-            return ModelRateLimitedError(name, None if wait is None else max(0, round(wait)))
+            return ModelRateLimitedError(name, None if wait is None else _seconds(wait))
         case ex.ModelHTTPError():
             return ModelError(f"{name}, HTTP status {failure.status_code}")
         case _:

@@ -13,7 +13,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse
+from pydantic import ValidationError
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 
 from app.ids import MessageId, new_message_id
 from app.messages.codec import dump_json
@@ -42,7 +43,11 @@ _RESULT_KINDS: Mapping[str, ToolKind] = {"tool-return": "function", "builtin-too
 _PART_KIND_OF_CALL = {kind: name for name, kind in _CALL_KINDS.items()}
 _PART_KIND_OF_RESULT = {kind: name for name, kind in _RESULT_KINDS.items()}
 _LEGACY_RETRY_KIND = "retry-prompt"
+# More tokens than this nobody has counted; sums of it still fit a bigint.
+LARGEST_COUNT = 2**48
 _EPOCH = datetime.fromtimestamp(0, UTC)
+
+_SPOKEN = {"part_kind", "content", "timestamp", "tool_name", "tool_call_id", "args", "outcome"}
 
 _Part = dict[str, Any]
 
@@ -65,7 +70,35 @@ def to_model(messages: Sequence[ConversationMessage]) -> list[ModelMessage]:
         if message.envelope is not None or not groups:
             groups.append([])
         groups[-1].append(message)
-    return ModelMessagesTypeAdapter.validate_python([_document_of(group) for group in groups])
+    documents = [_document_of(group) for group in groups]
+    try:
+        return ModelMessagesTypeAdapter.validate_python(documents)
+    except ValidationError:
+        # Whatever a version of the framework does not take of what it does not need: a
+        # conversation must not be lost for it.
+        return [message for document in documents for message in _loaded(document)]
+
+
+def _loaded(document: _Part) -> list[ModelMessage]:
+    """As it is, or with no more than what was said, or not at all."""
+    for candidate in (document, _plain(document)):
+        try:
+            return ModelMessagesTypeAdapter.validate_python([candidate])
+        except ValidationError:
+            continue
+    return []
+
+
+def _plain(document: _Part) -> _Part:
+    return {
+        "kind": document["kind"],
+        "state": document["state"],
+        "parts": [_plain_part(part) for part in document["parts"]],
+    }
+
+
+def _plain_part(part: _Part) -> _Part:
+    return {name: value for name, value in part.items() if name in _SPOKEN}
 
 
 def _dump(messages: Sequence[ModelMessage]) -> list[_Part]:
@@ -218,13 +251,31 @@ def _envelope_of(document: _Part) -> Envelope:
         model=document["model_name"],
         provider=document["provider_name"],
         finish_reason=document["finish_reason"],
-        usage={name: count for name, count in document["usage"].items() if count},
+        usage=_counts(document["usage"]),
         extra=_rest(
             document,
             *("kind", "parts", "state", "timestamp", "usage"),
             *("model_name", "provider_name", "finish_reason"),
         ),
     )
+
+
+def _counts(usage: _Part) -> JsonObject:
+    """What is not zero, and is a count: a provider may send anything, and a history must load."""
+    given: _Part = usage.get("details") or {}
+    details: _Part = {n: c for n, c in given.items() if is_count(c)}
+    counts = {n: c for n, c in usage.items() if is_count(c) and c}
+    cost, seconds = usage.get("cost"), usage.get("audio_seconds")
+    return {
+        **counts,
+        **({"details": details} if details else {}),
+        **({"cost": cost} if isinstance(cost, str) else {}),
+        **({"audio_seconds": seconds} if isinstance(seconds, float) and seconds else {}),
+    }
+
+
+def is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST_COUNT
 
 
 # ── from ours ────────────────────────────────────────────────────────────────────────────────────
@@ -337,8 +388,3 @@ def _without(document: _Part, *names: str) -> JsonObject:
 def _rest(document: _Part, *names: str) -> JsonObject:
     """What we do not model. None is left out: it is the default of every such field."""
     return {n: value for n, value in document.items() if value is not None and n not in names}
-
-
-def is_unanswered(message: ModelMessage) -> bool:
-    """Whether a response calls tools: as the last message of a history it has no results."""
-    return isinstance(message, ModelResponse) and bool(message.tool_calls)

@@ -50,6 +50,9 @@ def _functions_of(name: str) -> list[Callable[..., Any]]:
         module = importlib.import_module(name)
     except ImportError as error:
         raise ConfigurationError(f"CHAT_TOOLS: cannot import {name!r}: {error}") from error
+    except Exception as error:
+        kind = type(error).__name__
+        raise ConfigurationError(f"CHAT_TOOLS: {name!r} raises {kind} on import") from error
     members = inspect.getmembers(module, inspect.isfunction)
     own = [value for label, value in members if not label.startswith("_")]
     functions = [function for function in own if function.__module__ == module.__name__]
@@ -79,9 +82,23 @@ class GuardedToolset(WrapperToolset[object]):
             raise
         except TimeoutError:
             raise ToolFailed("The tool took too long.") from None
-        except Exception as error:  # noqa: BLE001 - a tool is the operator's code: any error is its own
-            logger.warning("tool_failed", tool=name, error=type(error).__name__)
-            raise ToolFailed("The tool failed.") from None
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            # The tool has awaited something that was cancelled; nobody has stopped the tool.
+            raise _failed(name, error) from None
+        except (Exception, GeneratorExit, SystemExit) as error:  # noqa: BLE001 - a tool is the operator's code: any error is its own
+            raise _failed(name, error) from None
+
+
+def _failed(name: str, error: BaseException) -> ToolFailed:
+    logger.warning("tool_failed", tool=name, error=type(error).__name__)
+    return ToolFailed("The tool failed.")
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _sendable(result: Any) -> Any:

@@ -10,7 +10,7 @@ from app.identity.authenticator import Authenticator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
+class ApiState:
     """`max_body` in bytes; `heartbeat` and `send_timeout` of streams in seconds."""
 
     runner: ChatWorkflowRunner
@@ -21,5 +21,5 @@ class Services:
     send_timeout: float
 
 
-def services_of(request: Request) -> Services:
-    return request.app.state.services
+def state_of(request: Request) -> ApiState:
+    return request.app.state.api

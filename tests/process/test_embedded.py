@@ -19,14 +19,11 @@ from pathlib import Path
 import pytest
 
 from app.errors import EmbeddedPostgresError
-from app.storage import embedded
+from app.storage import account, embedded, postgres_programs
 from app.storage.database import opened_database
 from tests.postmasters import postmasters
 
-pytestmark = pytest.mark.skipif(
-    "PG_BINDIR" in os.environ,  # noqa: TID251 - a test run's own setting
-    reason="tests the launcher, which runs the wheel's programs",
-)
+pytestmark = pytest.mark.process
 spawn = multiprocessing.get_context("spawn")
 AS_ROOT = os.geteuid() == 0
 root_only = pytest.mark.skipif(not AS_ROOT, reason="becomes other users")
@@ -77,8 +74,9 @@ async def test_only_its_own_folder_can_be_entered_by_its_owner_alone(directory: 
 async def test_a_half_finished_initialisation_is_thrown_away(directory: Path) -> None:
     server = embedded.start(directory)
     server.release()
-    (directory / "postgresql-18" / "cluster" / ".ready").unlink()
-    shutil.rmtree(directory / "postgresql-18" / "cluster" / "base")
+    root = directory / "postgresql-18"
+    (root / "cluster").rename(root / "cluster.new")
+    shutil.rmtree(root / "cluster.new" / "base")
 
     again = embedded.start(directory)
     try:
@@ -194,7 +192,7 @@ async def test_what_people_write_is_not_in_the_server_s_log(directory: Path) -> 
 async def test_root_runs_it_as_an_account_without_privileges(directory: Path) -> None:
     server = embedded.start(directory)
     try:
-        assert {process.username() for process in postmasters(directory)} <= {*embedded.ACCOUNTS}
+        assert {process.username() for process in postmasters(directory)} <= {*account.ACCOUNTS}
     finally:
         server.release()
 
@@ -249,7 +247,7 @@ async def test_a_directory_of_another_user_is_one_clear_line(directory: Path) ->
 @root_only
 async def test_programs_in_a_closed_home_are_copied_with_their_libraries(directory: Path) -> None:
     closed = Path(tempfile.mkdtemp(prefix="cw-closed-"))
-    original = embedded.find_programs()
+    original = postgres_programs.find_programs()
     package = original.parents[1]
     shutil.copytree(package, closed / "site" / package.name, symlinks=True)
     libraries = package.with_name(f"{package.name}.libs")
@@ -270,18 +268,147 @@ async def test_programs_in_a_closed_home_are_copied_with_their_libraries(directo
         shutil.rmtree(closed)
 
 
+async def test_a_link_to_the_directory_is_the_same_directory(directory: Path) -> None:
+    link = directory / "link"
+    link.symlink_to(directory / "real")
+    (directory / "real").mkdir()
+    first = embedded.start(directory / "real")
+    second = embedded.start(link)
+    third = embedded.start(directory / "real" / ".." / "link")
+    try:
+        assert first.url == second.url == third.url
+        third.release()
+        second.release()
+        assert await query(first.url, "SELECT 1") == 1
+    finally:
+        first.release()
+    assert postmasters(directory) == []
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'say "x"', "a,b", "$HOME", "`id`", "ü", "%41?&"])
+async def test_any_printable_path_will_do(directory: Path, name: str) -> None:
+    server = embedded.start(directory / name)
+    try:
+        assert await query(server.url, "SELECT 1") == 1
+    finally:
+        server.release()
+    assert postmasters(directory) == []
+
+
+def test_an_unprintable_path_is_one_clear_line(directory: Path) -> None:
+    with pytest.raises(EmbeddedPostgresError, match="unprintable"):
+        embedded.start(directory / "a\nb")
+
+
+async def test_a_server_that_died_is_started_again(directory: Path) -> None:
+    server = embedded.start(directory)
+    try:
+        await query(server.url, "CREATE TABLE kept AS SELECT 1 AS n")
+        for process in postmasters(directory):
+            process.kill()
+        while postmasters(directory):
+            time.sleep(0.01)
+        server.ensure_running()
+        assert await query(server.url, "SELECT n FROM kept") == 1
+    finally:
+        server.release()
+    assert postmasters(directory) == []
+
+
+@root_only
+async def test_root_never_writes_through_a_link_of_the_account(directory: Path) -> None:
+    server = embedded.start(directory)
+    server.release()
+    secret = directory / "secret"
+    secret.write_text("root's own")
+    secret.chmod(0o600)
+    log = directory / "postgresql-18" / "server.log"
+    log.unlink()
+    log.symlink_to(secret)
+
+    with pytest.raises(EmbeddedPostgresError, match=r"server\.log"):
+        embedded.start(directory)
+
+    assert secret.stat().st_uid == 0
+    assert secret.read_text() == "root's own"
+    assert postmasters(directory) == []
+
+
+@pytest.mark.parametrize("trap", ["open", "link"])
+async def test_a_socket_directory_that_is_not_ours_alone_is_refused(
+    directory: Path, trap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.chmod(0o1777)
+    monkeypatch.setattr(embedded, "OUTSIDE", directory)
+    deep = directory / ("d" * 60) / ("e" * 60)
+    server = embedded.start(deep)
+    server.release()
+    (made,) = directory.glob("chat-workflow-*")
+    if trap == "open":
+        made.chmod(0o777)
+    else:
+        made.rmdir()
+        (directory / "target").mkdir()
+        (directory / "target" / "kept").touch()
+        made.symlink_to(directory / "target")
+
+    with pytest.raises(EmbeddedPostgresError, match="is not a folder of"):
+        embedded.start(deep)
+
+    assert trap == "open" or (directory / "target" / "kept").exists()
+
+
+@root_only
+async def test_root_first_and_then_the_owner_share_the_directory(directory: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    os.chown(directory, nobody.pw_uid, nobody.pw_gid)
+    embedded.start(directory).release()
+
+    paths = [directory / "postgresql-18", *(directory / "postgresql-18").iterdir()]
+
+    assert {path.stat().st_uid for path in paths} == {nobody.pw_uid}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_during_the_start_leaves_no_server_behind(
+    directory: Path, number: signal.Signals
+) -> None:
+    script = (
+        "import sys, signal\n"
+        "from pathlib import Path\n"
+        "from app.storage import embedded\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
+        "print('begin', flush=True)\n"
+        "server = embedded.start(Path(sys.argv[1]))\n"
+        "try: signal.pause()\n"
+        "finally: server.release()\n"
+    )
+    for delay in (0.05, 0.2, 0.4, 0.6):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", script, str(directory)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        assert process.stdout is not None
+        await process.stdout.readline()
+        await asyncio.sleep(delay)
+        process.send_signal(number)
+        await process.wait()
+        assert postmasters(directory) == []
+
+
 def no_package(_name: str) -> None:
     return None
 
 
 def test_a_platform_without_a_wheel_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "find_spec", no_package)
+    monkeypatch.setattr(postgres_programs, "find_spec", no_package)
     monkeypatch.setenv("PATH", "/nonexistent")
 
     with pytest.raises(
         EmbeddedPostgresError, match=r"no PostgreSQL for this platform.*DATABASE_URL"
     ):
-        embedded.find_programs()
+        postgres_programs.find_programs()
 
 
 def test_a_lock_is_not_waited_for_for_ever(
