@@ -65,6 +65,13 @@ class CallTool:
 
 
 @dataclass(frozen=True)
+class Raw:
+    """Any JSON value where a chunk is expected."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
 class InBandError:
     """An error object inside the stream."""
 
@@ -77,7 +84,7 @@ class CutConnection:
     pass
 
 
-Step = str | Hold | Pause | Think | CallTool | InBandError | CutConnection
+Step = str | Hold | Pause | Think | CallTool | Raw | InBandError | CutConnection
 
 
 @dataclass(frozen=True)
@@ -214,6 +221,8 @@ async def _talk(writer: asyncio.StreamWriter, reply: Reply, request: ModelReques
             case CutConnection():
                 writer.transport.abort()
                 return False
+            case Raw(value):
+                await _send_event(writer, value)
             case InBandError():
                 error = {"message": step.message, "type": step.type}
                 await _send_event(writer, {"error": error})
@@ -265,7 +274,7 @@ async def _send_delta(
     await _send_event(writer, _chunk(request, [choice]))
 
 
-async def _send_event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
+async def _send_event(writer: asyncio.StreamWriter, event: Any) -> None:
     await _send(writer, f"data: {json.dumps(event)}\n\n".encode())
 
 

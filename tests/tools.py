@@ -23,3 +23,26 @@ def fail() -> str:
 def odd_values() -> dict[str, object]:
     """What JSON and PostgreSQL do not take as it is."""
     return {"nan": math.nan, "large": 10**40, "text": "a\x00b\ud800", "bytes": b"\xff"}
+
+
+async def cancelled_inside() -> str:
+    """Awaits something that was cancelled."""
+    task = asyncio.ensure_future(asyncio.sleep(60))
+    task.cancel()
+    await task
+    return "never"
+
+
+def leave() -> str:
+    """Tries to end the process."""
+    raise SystemExit(3)
+
+
+def huge_number() -> int:
+    """More digits than Python writes."""
+    return 10**5000
+
+
+def long_text(length: int) -> str:
+    """A text of that many characters."""
+    return "x" * length

@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from app.api.pagination import encode_cursor
 from tests.api.test_conversations import create
 from tests.api.test_messages import history, send
 from tests.scripted_model import ScriptedModel
@@ -92,3 +93,27 @@ async def test_the_longest_message_is_taken(client: httpx.AsyncClient) -> None:
     response = await send(client, conversation, "\N{GRINNING FACE}" * 200_000)
 
     assert response.status_code == 200
+
+
+async def test_six_characters_that_look_like_nul_are_text(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/conversations", json={"metadata": {"a": "\\u0000"}})
+
+    assert response.status_code == 201
+    assert response.json()["metadata"] == {"a": "\\u0000"}
+
+
+async def test_nul_in_a_parameter_is_refused(client: httpx.AsyncClient) -> None:
+    response = await client.get("/v1/conversations?user_id=%00")
+
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    "moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59.999999-14:00", "2026-01-01"]
+)
+async def test_a_cursor_beyond_all_times_is_refused(client: httpx.AsyncClient, moment: str) -> None:
+    cursor = encode_cursor("-updated_at", moment, "01a22ceb-138a-744c-b8db-a3cf2ca6064d")
+
+    response = await client.get("/v1/conversations", params={"cursor": cursor})
+
+    assert (response.status_code, response.json()["code"]) == (400, "bad_cursor")

@@ -83,6 +83,18 @@ async def test_without_a_valid_key_nothing_is_told(keyed: Service, headers: dict
         assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
+async def test_who_is_not_let_in_is_not_listened_to(keyed: Service) -> None:
+    nobody = client_of(keyed)
+
+    for body, headers in (
+        (b"{", {"content-type": "application/json"}),
+        (b"x", {"content-type": "text/plain"}),
+        (b"x" * 5_000_000, {"content-type": "application/json"}),
+    ):
+        answer = await nobody.post("/v1/conversations", content=body, headers=headers)
+        assert answer.status_code == 401
+
+
 async def test_health_needs_no_key(keyed: Service) -> None:
     nobody = client_of(keyed)
 
@@ -159,7 +171,15 @@ async def test_a_writer_for_anyone_gets_the_answer_of_its_own_send(keyed: Servic
     assert (await history(ada, conversation))[0]["content"] == "for ada"
 
 
-@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        *({"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}),
+        *({"Host": "localhost.evil.example"}, {"Host": "evil.example@localhost"}),
+        *({"Host": "localhost:abc"}, {"Host": "localhost/x"}, {"Host": ""}),
+    ],
+    ids=str,
+)
 async def test_without_authentication_foreign_pages_are_kept_out(
     client: httpx.AsyncClient, headers: dict[str, str]
 ) -> None:

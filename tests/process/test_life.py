@@ -249,7 +249,11 @@ async def test_time_zones_of_service_and_database_do_not_matter(
         ({"chat_model": "nonsense"}, "CHAT_MODEL='nonsense'"),
         ({"chat_model": "openai:gpt-5"}, "CHAT_MODEL='openai:gpt-5'"),
         ({"chat_tools": "no_such_module"}, "CHAT_TOOLS: cannot import 'no_such_module'"),
+        ({"chat_tools": "tests.broken_tools"}, "raises ZeroDivisionError on import"),
         ({"database_url": "mysql://h/d"}, "not a postgresql:// URL"),
+        ({"database_url": "postgresql://h:abc/d"}, "DATABASE_URL is not a URL"),
+        ({"database_url": "postgresql://h/d?what=1"}, "unknown parameter 'what'"),
+        ({"chat_data_dir": "~no-such-user/x"}, "cannot use"),
         ({"database_url": "postgresql://127.0.0.1:9/d"}, "the database cannot be reached"),
         ({"chat_data_dir": "/dev/null/x"}, "cannot use"),
     ],
@@ -356,3 +360,45 @@ async def test_a_client_that_sends_60_mb_sees_the_answer(started: Starter) -> No
 
     assert answer.status_code == 413
     assert (await send(running.client, conversation, "fine")).status_code == 200
+
+
+async def test_an_embedded_server_that_dies_is_started_again_and_a_turn_survives_it(
+    started: Starter, directory: Path, model: ScriptedModel
+) -> None:
+    gate = Gate()
+    model.will_say("kept ", Hold(gate), "whole")
+    running = await started(chat_lease=15)
+    conversation = await create(running.client)
+    sending = asyncio.ensure_future(send(running.client, conversation, "hi"))
+    await gate.reached()
+    for process in postmasters(directory):
+        process.kill()
+    gate.open()
+
+    answer = await sending
+
+    assert (answer.status_code, answer.json()["output"]) == (200, "kept whole")
+    assert await history(running.client, conversation) == [
+        ("user", "hi"),
+        ("assistant", "kept whole"),
+    ]
+
+
+async def test_while_the_database_is_away_requests_are_told_so_and_it_comes_back(
+    started: Starter, directory: Path
+) -> None:
+    running = await started()
+    conversation = await create(running.client)
+    for process in postmasters(directory):
+        process.kill()
+
+    statuses = set[int]()
+    async with asyncio.timeout(20):
+        while 200 not in statuses or 503 not in statuses:
+            answer = await running.client.get(f"/v1/conversations/{conversation}")
+            statuses.add(answer.status_code)
+            if answer.status_code == 503:
+                assert answer.json()["code"] == "database_unavailable"
+
+    assert statuses == {200, 503}
+    assert (await running.client.get("/health/ready")).status_code == 200

@@ -34,6 +34,7 @@ def test_without_any_setting_there_is_a_complete_service() -> None:
         ("CHAT_AUTH", "SECRET", "CHAT_AUTH: Input should be 'none' or 'keys'"),
         ("CHAT_LEASE", "0", "CHAT_LEASE: "),
         ("CHAT_MODEL_BASE_URL", "SECRET", "CHAT_MODEL_BASE_URL: "),
+        ("CHAT_MODEL_BASE_URL", "http://h/v1", "CHAT_MODEL_BASE_URL needs CHAT_MODEL"),
         ("CHAT_MODEL_API_KEY", "SECRET", "CHAT_MODEL_API_KEY needs CHAT_MODEL_BASE_URL"),
         ("DATABASE_URL_FILE", "/nonexistent", "DATABASE_URL_FILE: cannot read the file"),
         ("CHAT_PORT_FILE", "/nonexistent", "unknown setting CHAT_PORT_FILE"),

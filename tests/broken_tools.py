@@ -1,0 +1,3 @@
+"""Tools that cannot be imported."""
+
+NOTHING = 1 / 0
