@@ -10,6 +10,7 @@ do, histories whose tool calls and results do not pair up or that do not begin w
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -53,6 +54,11 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class Stamp:
+    """The time at which it is sent, by the machine's monotonic clock, and a blank."""
+
+
+@dataclass(frozen=True)
 class Think:
     text: str
 
@@ -84,7 +90,7 @@ class CutConnection:
     pass
 
 
-Step = str | Hold | Pause | Think | CallTool | Raw | InBandError | CutConnection
+Step = str | Hold | Pause | Stamp | Think | CallTool | Raw | InBandError | CutConnection
 
 
 @dataclass(frozen=True)
@@ -221,6 +227,8 @@ async def _talk(writer: asyncio.StreamWriter, reply: Reply, request: ModelReques
             case CutConnection():
                 writer.transport.abort()
                 return False
+            case Stamp():
+                await _send_delta(writer, request, {"content": f"{time.monotonic():.6f} "})
             case Raw(value):
                 await _send_event(writer, value)
             case InBandError():

@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
+from tests.performance import flushes
 from tests.postmasters import postmasters
 from tests.process import service
 from tests.scripted_model import Pause, Reply, ScriptedModel, Step
@@ -251,7 +252,11 @@ async def main(output: Path) -> None:
             for figure in await bench(pace, directory / "data"):
                 figures.append(figure)
                 print(figure.line)  # noqa: T201 - the figures
-    output.write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n")
+    async with process_of(flushes.run_model) as (model_url, _):
+        flushing = await flushes.flush_statistics(model_url)
+    print(flushing.line)  # noqa: T201 - the figures
+    document = {"turns": [asdict(figure) for figure in figures], "flushes": asdict(flushing)}
+    output.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":
