@@ -226,12 +226,9 @@ async def test_two_services_share_one_embedded_server(
 async def test_time_zones_of_service_and_database_do_not_matter(
     postgres_url: str, model: ScriptedModel, started: Starter
 ) -> None:
-    running = await started(
-        tz="Asia/Kolkata",
-        pgtz="America/St_Johns",
-        database_url=postgres_url,
-        chat_auto_migrate="on",
-    )
+    async with opened_database(postgres_url, pool_size=1) as server, server.statement() as driver:
+        await driver.execute("ALTER ROLE chat SET timezone = 'America/St_Johns'")
+    running = await started(tz="Asia/Kolkata", database_url=postgres_url, chat_auto_migrate="on")
     conversation = await create(running.client)
     turn = (await send(running.client, conversation, "hi")).json()
     document = (await running.client.get(f"/v1/conversations/{conversation}")).json()

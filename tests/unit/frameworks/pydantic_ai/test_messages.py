@@ -3,6 +3,7 @@
 import asyncio
 import json
 import warnings
+from dataclasses import replace
 from typing import Any, get_args
 
 import httpx2
@@ -321,3 +322,26 @@ def test_a_group_begins_with_its_envelope(strategy: Any) -> None:
         assert [item.envelope is not None for item in ours] == [True] + [False] * (len(ours) - 1)
 
     check()
+
+
+def odd(**fields: Any) -> ConversationMessage:
+    """A stored response that the framework does not load as it stands."""
+    (message,) = to_conversation([ModelResponse(parts=[TextPart("said")])])
+    assert message.envelope is not None
+    return replace(message, envelope=replace(message.envelope, **fields))
+
+
+def test_what_the_framework_refuses_is_loaded_with_no_more_than_what_was_said() -> None:
+    first, last = to_conversation([ModelRequest(parts=[UserPromptPart("a")])] * 2)
+
+    back = to_model([first, odd(usage={"input_tokens": 1.5}), last])
+
+    assert [type(message) for message in back] == [ModelRequest, ModelResponse, ModelRequest]
+    assert isinstance(back[1], ModelResponse)
+    assert back[1].text == "said"
+
+
+def test_what_cannot_be_loaded_at_all_does_not_take_the_others_with_it() -> None:
+    first, last = to_conversation([ModelRequest(parts=[UserPromptPart("a")])] * 2)
+
+    assert len(to_model([first, odd(state="unheard of"), last])) == 2
