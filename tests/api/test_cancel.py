@@ -68,7 +68,10 @@ async def test_a_cancel_inside_a_tool_ends_its_call_too(
     model.will_say("Looking. ", CallTool("c1", "sleep"), CallTool("c2", "echo", '{"text": "x"}'))
     conversation = await create(live)
     watching = asyncio.ensure_future(stream(live, conversation))
-    await asyncio.sleep(0.5)
+    while not model.requests:
+        await asyncio.sleep(0.01)
+    # Started, said, message, both calls, and the result of the quick one.
+    await read(live, "GET", await _events(live, conversation), stop_after=6)
 
     stopped = await cancel(live, conversation)
     found = await watching
