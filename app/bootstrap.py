@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 
 from app.api.application import create_application
+from app.api.connections import Connections
 from app.api.state import ApiState
 from app.chat.cancelling import Cancelling
 from app.chat.config import ChatWorkflowConfig
@@ -46,12 +47,16 @@ from app.streaming.subscription import Subscriptions
 
 logger = get_logger()
 
+# Seconds that an erasure waits for its running turn to stop; it is shut out already.
+ERASURE_PATIENCE = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
     app: FastAPI
     database: Database
     engine: LocalEngine
+    connections: Connections
     followers: Followers
     pruning: Pruning
     keys: Keys
@@ -126,7 +131,9 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
     turn = ChatTurn(database, runs, transcripts, request_keys, executor, recorder)
     lease = Lease(database, workers, length=settings.chat_lease)
     forced_end = ForcedEnd(database, runs, transcripts, event_log)
-    engine = LocalEngine(turn, lease, forced_end)
+    engine = LocalEngine(
+        turn, lease, forced_end, on_end=lambda turn_id: followers.close(turn_id, Closing.LOST)
+    )
     recovery = Recovery(
         database,
         runs,
@@ -136,11 +143,11 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         lease_length=settings.chat_lease,
         held=lambda: engine.held,
     )
-    watch = Watch(database, runs, claims=lambda: engine.claims, stop=engine.stop)
+    watch = Watch(database, runs, claims=lambda: engine.claims, interrupt=engine.interrupt)
 
     async def stop_erased(turn_id: TurnId) -> None:
         followers.close(turn_id, Closing.DELETED)
-        await engine.stop(turn_id)
+        await engine.stop(turn_id, ERASURE_PATIENCE)
 
     erasure = Erasure(database, ErasureStore(), stop_turn=stop_erased)
     runner = ChatWorkflowRunner(
@@ -151,13 +158,14 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         turn,
         engine,
         Subscriptions(database, event_log, transcripts, followers),
-        Cancelling(database, runs, transcripts, engine, forced_end),
+        Cancelling(database, runs, transcripts, engine, forced_end, followers),
         config=_default_config(settings),
         erase=erasure.erase_conversation,
     )
     keys = Keys(database, KeyStore())
     authenticator: Authenticator = keys if settings.chat_auth == "keys" else Loopback()
     health = Health(database, model=settings.chat_model, is_draining=lambda: engine.is_draining)
+    connections = Connections()
     state = ApiState(
         runner=runner,
         authenticator=authenticator,
@@ -165,6 +173,7 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         max_body=settings.chat_max_body,
         heartbeat=settings.chat_heartbeat,
         send_timeout=settings.chat_send_timeout,
+        abort_connection=connections.abort,
     )
     pruning = Pruning(
         database, event_log, request_keys, event_retention=settings.chat_event_retention
@@ -173,6 +182,7 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         app=create_application(state),
         database=database,
         engine=engine,
+        connections=connections,
         followers=followers,
         pruning=pruning,
         keys=keys,

@@ -29,12 +29,19 @@ class Server(uvicorn.Server):
         """Not uvicorn's business: it would close the sockets at once."""
         yield
 
+    def reset(self, client: object) -> None:
+        """Resets the connection from this address; what is buffered for it is dropped."""
+        for connection in list(self.server_state.connections):
+            if getattr(connection, "client", None) == client:
+                connection.transport.abort()
+
 
 async def serve(settings: Settings, database_url: str, ensure_database: Callable[[], None]) -> None:
     """Serves until SIGTERM or SIGINT. A second signal stops without waiting for turns."""
     sockets = [listen(settings)]
     async with running_service(settings, database_url) as service:
         server = Server(uvicorn_config(service))
+        service.connections.served_by(server.reset)
         signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         for number in SIGNALS:

@@ -1,10 +1,17 @@
 """How long a client wants to wait: the `Prefer` header (RFC 7240)."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 LONGEST_WAIT = 86_400
-_WAIT = re.compile(r"wait=(\d{1,9})", re.ASCII)
+_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+_WORD = rf"(?:{_NAME}|{_QUOTED})"
+# A preference, its value, and its parameters, which are of no interest here.
+_PREFERENCE = re.compile(
+    rf"\s*({_NAME})\s*(?:=\s*({_WORD})?)?((?:\s*;\s*(?:{_NAME}\s*(?:=\s*{_WORD}?)?)?)*)\s*(?:,|$)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +22,24 @@ class Preference:
     applied: str | None
 
 
-def preference_of(header: str | None) -> Preference:
+def preference_of(headers: Sequence[str]) -> Preference:
     """`respond-async` alone does not wait at all. What we do not know is ignored, as it has to be."""
-    names = [name.strip().lower() for name in re.split("[,;]", header or "")]
-    waits = [int(match.group(1)) for name in names if (match := _WAIT.fullmatch(name))]
-    if waits:
-        wait = min(waits[0], LONGEST_WAIT)
-        return Preference(wait, f"wait={wait}")
-    if "respond-async" in names:
+    found = _parsed(", ".join(headers))
+    wait = found.get("wait", "")
+    if wait.isascii() and wait.isdigit():
+        seconds = min(int(wait[:9]), LONGEST_WAIT)
+        return Preference(seconds, f"wait={seconds}")
+    if "respond-async" in found:
         return Preference(0, "respond-async")
     return Preference(None, None)
+
+
+def _parsed(text: str) -> dict[str, str]:
+    """Of a preference that stands twice the first counts; what is no preference ends the list."""
+    found: dict[str, str] = {}
+    place = 0
+    while place < len(text) and (match := _PREFERENCE.match(text, place)):
+        name, value = match.group(1).lower(), match.group(2) or ""
+        found.setdefault(name, re.sub(r"\\(.)", r"\1", value.strip('"')))
+        place = match.end()
+    return found

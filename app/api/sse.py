@@ -3,9 +3,10 @@
 Routes write stored documents with their ids, nothing else. Heartbeat and disconnect live here.
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -22,6 +23,9 @@ logger = get_logger()
 # Milliseconds after which a browser reconnects. It travels with the first event, never alone, since
 # some clients take a block without data for an event.
 RETRY = 2000
+HEARTBEAT = b":\n\n"
+# Bytes that are sent at once: a reader is dead when it takes none of them, not when it is slow.
+PIECE = 32 * 1024
 
 
 class TurnStreamAnswer(EventSourceResponse):
@@ -32,11 +36,12 @@ class TurnStreamAnswer(EventSourceResponse):
         headers = {"X-Turn-ID": str(stream.turn.id)}
         if stream.replayed:
             headers[REPLAYED] = "true"
+        self._abort = state.abort_connection
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - the library says only `dict`
-            _blocks(stream),
+            _pieces(stream, state.heartbeat),
             headers=headers,
-            ping=state.heartbeat,
-            ping_message_factory=lambda: ServerSentEvent(comment="", sep="\n"),
+            # The library would send its own between two pieces of one event.
+            ping=0,
             send_timeout=state.send_timeout,
             sep="\n",
         )
@@ -45,16 +50,36 @@ class TurnStreamAnswer(EventSourceResponse):
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:
-            # The server closes the connection of an answer that has no end.
+            # Closed in order, the connection would wait for the reader to take what is buffered.
             logger.info("reader_cut_off", path=scope["path"])
+            self._abort(scope)
 
 
-async def _blocks(stream: TurnStream) -> AsyncGenerator[bytes]:
+async def _pieces(stream: TurnStream, heartbeat: float) -> AsyncGenerator[bytes]:
+    """The events, each in pieces of a size, and a comment whenever there was none for a while."""
+    frames = stream.frames
+    coming = asyncio.ensure_future(anext(frames, None))
     try:
-        async for frame in stream.frames:
-            yield _block(frame, stream.turn.number)
+        while True:
+            await asyncio.wait([coming], timeout=heartbeat)
+            if not coming.done():
+                yield HEARTBEAT
+                continue
+            frame = coming.result()
+            if frame is None:
+                return
+            coming = asyncio.ensure_future(anext(frames, None))
+            for piece in _cut(_block(frame, stream.turn.number)):
+                yield piece
     finally:
-        await stream.frames.aclose()
+        coming.cancel()
+        await asyncio.wait([coming])
+        await frames.aclose()
+
+
+def _cut(block: bytes) -> Iterator[bytes]:
+    for start in range(0, len(block), PIECE):
+        yield block[start : start + PIECE]
 
 
 def _block(frame: Frame, turn_number: int) -> bytes:

@@ -1,6 +1,7 @@
 """Stops a turn for its user, wherever it runs and whether or not its owner is alive."""
 
 import asyncio
+import time
 
 from app.caller import Caller
 from app.engine.engine import RunEngine
@@ -9,10 +10,11 @@ from app.ids import ConversationId, TurnId
 from app.storage.database import Database
 from app.storage.run_state_store import RunningTurn, RunStateStore
 from app.storage.transcript_store import TranscriptStore
+from app.streaming.followers import Closing, Followers
 
 # Seconds that the owner has to end the turn itself, before it is ended by force.
 PATIENCE = 1.0
-LOOKS = 10
+LOOK = 0.1
 
 
 class Cancelling:
@@ -23,12 +25,14 @@ class Cancelling:
         transcripts: TranscriptStore,
         engine: RunEngine,
         forced_end: ForcedEnd,
+        followers: Followers,
     ) -> None:
         self._database = database
         self._runs = runs
         self._transcripts = transcripts
         self._engine = engine
         self._forced_end = forced_end
+        self._followers = followers
 
     async def cancel(
         self, caller: Caller, conversation_id: ConversationId, turn_id: TurnId | None
@@ -38,18 +42,22 @@ class Cancelling:
             running = await self._runs.request_cancel(driver, caller, conversation_id, turn_id)
         if running is None:
             return None
+        turn_id = running.turn.id
         if not await self._ended_by_its_owner(running):
             await self._forced_end.cancel(running.claim, running.turn)
-        return running.turn.id
+            # Its owner may be here, held up by a tool: who follows it reads on in the table.
+            self._followers.close(turn_id, Closing.LOST)
+        return turn_id
 
     async def _ended_by_its_owner(self, running: RunningTurn) -> bool:
         """An owner elsewhere finds the request at its next look, twice a second."""
+        deadline = time.monotonic() + PATIENCE
         await self._engine.stop(running.turn.id, PATIENCE)
-        for _ in range(LOOKS):
-            if await self._has_ended(running.turn.id):
-                return True
-            await asyncio.sleep(PATIENCE / LOOKS)
-        return False
+        while not await self._has_ended(running.turn.id):
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(LOOK)
+        return True
 
     async def _has_ended(self, turn_id: TurnId) -> bool:
         async with self._database.statement() as driver:

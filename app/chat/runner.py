@@ -163,7 +163,9 @@ class ChatWorkflowRunner:
             stored = await self._stored(caller, conversation_id, begun.id)
             if stored.turn.status.is_terminal:
                 return Sent(stored, replayed=True)
-            turn, limit = stored.turn, self._config.turn_timeout
+            async with self._database.connection() as connection:
+                run = await self._runs.get(connection, caller, conversation_id)
+            turn, limit = stored.turn, ChatWorkflowConfig.from_snapshot(run.config).turn_timeout
         else:
             turn = begun.as_turn()
             limit = ChatWorkflowConfig.from_snapshot(begun.config).turn_timeout

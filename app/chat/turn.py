@@ -157,7 +157,8 @@ class ChatTurn:
                 return await until_available(claim)
         except KeyTakenError:
             return None
-        except TimeoutError:
+        except (TimeoutError, LostOwnershipError):
+            # Not back in time; or begun, and ended by someone before we could look.
             raise OutcomeUnknownError(conversation_id, new.id) from None
 
     async def _known_or_refused(
@@ -184,18 +185,21 @@ class ChatTurn:
         """
         log = self._recorder.open(begun)
         try:
-            ran = await self._run(begun, log)
-            if ran.result.status is TurnStatus.CANCELLED:
-                if not await self._was_asked_for(begun):
-                    logger.info("turn_stopped", **_ids(begun))
-                    return
-                for event in ran.after_cancel:
-                    await log.append(event)
-            await self._finish(begun, log, ran)
+            ran = await self._run_or_stop(begun, log)
+            stopped = ran.result.status is TurnStatus.CANCELLED
+            if stopped and not await self._was_asked_for(begun):
+                logger.info("turn_stopped", **_ids(begun))
+                return
+            await uninterrupted(self._finish(begun, log, ran))
         except LostOwnershipError:
             logger.warning("turn_lost", **_ids(begun))
-        finally:
-            self._recorder.leave(log)
+
+    async def _run_or_stop(self, begun: BegunTurn, log: TurnLog) -> _Ran:
+        try:
+            return await self._run(begun, log)
+        except asyncio.CancelledError:
+            # Stopped before there was a step.
+            return _Ran(StepResult(status=TurnStatus.CANCELLED), None, ())
 
     async def _run(self, begun: BegunTurn, log: TurnLog) -> _Ran:
         prompt = _prompt_of(begun)
@@ -230,9 +234,11 @@ class ChatTurn:
     # ── finish ───────────────────────────────────────────────────────────────────────────────────
 
     async def _finish(self, begun: BegunTurn, log: TurnLog, ran: _Ran) -> None:
-        """Commits the end, whoever is cancelled meanwhile and however long the database is away."""
+        """Commits the end, however long the database is away. Not to be interrupted."""
         result = ran.result
-        waiting = await uninterrupted(log.close())
+        for event in ran.after_cancel:
+            await log.append(event)
+        waiting = await log.close()
         turn = _ended(begun, result, ran.first_token_at, completed_at=log.now())
         last = log.render_last(TurnEnded(turn, by="user"))
         end = TurnEnd(
@@ -241,7 +247,7 @@ class ChatTurn:
             in_context=result.status is TurnStatus.COMPLETED or result.output is not None,
             frames=[*waiting, last],
         )
-        await uninterrupted(until_available(lambda: self._commit(begun.claim, end)))
+        await until_available(lambda: self._commit(begun.claim, end))
         self._recorder.show_end(log, end.frames)
         logger.info(
             "turn_ended",
@@ -258,7 +264,7 @@ class ChatTurn:
         async with self._database.statement() as driver:
             if await self._runs.finish(driver, claim, end):
                 return
-            if await self._transcripts.status(driver, claim.turn_id) is end.turn.status:
+            if await self._transcripts.ended_at(driver, claim.turn_id) == end.turn.completed_at:
                 return
         raise LostOwnershipError
 

@@ -31,7 +31,7 @@ from app.wire.problem import turn_problem
 logger = get_logger()
 
 INTERRUPTED = "The tool call was interrupted before it had a result."
-EVERYTHING = 1_000_000
+EVERYTHING = 2**62
 
 
 class ForcedEnd:

@@ -1,7 +1,8 @@
 """Turns as tasks of this process, under its lease."""
 
 import asyncio
-from collections.abc import Generator, Iterable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 from app.engine.engine import RunHandler
@@ -14,12 +15,24 @@ from app.runs import BegunTurn, Claim
 
 logger = get_logger()
 
-# A stopped turn closes its model connection at once; only a commit under way takes longer.
+# A stopped turn closes its model connection at once; a commit under way, or a tool that is slow to
+# stop, takes longer.
 STOP_LIMIT = 10.0
+# Seconds between two looks at claims in flight.
+CLAIM_LOOK = 0.05
 
 
 class LocalEngine:
-    def __init__(self, handler: RunHandler, lease: Lease, forced_end: ForcedEnd) -> None:
+    def __init__(
+        self,
+        handler: RunHandler,
+        lease: Lease,
+        forced_end: ForcedEnd,
+        *,
+        on_end: Callable[[TurnId], None],
+    ) -> None:
+        """`on_end` is told of every turn that does not run here any more."""
+        self._on_end = on_end
         self._handler = handler
         self._lease = lease
         self._forced_end = forced_end
@@ -27,6 +40,7 @@ class LocalEngine:
         self._claims: dict[TurnId, Claim] = {}
         self._claiming: set[TurnId] = set()
         self._draining = False
+        self._closed = False
 
     @property
     def is_draining(self) -> bool:
@@ -49,6 +63,11 @@ class LocalEngine:
 
     def start(self, begun: BegunTurn) -> None:
         turn_id = begun.claim.turn_id
+        if self._closed:
+            # Its claim came through after the drain: the lease is released, so it is taken at once.
+            logger.info("turn_left", turn_id=str(turn_id))
+            self._on_end(turn_id)
+            return
         task = asyncio.create_task(self._supervise(begun), name=f"turn {turn_id}")
         self._tasks[turn_id] = task
         self._claims[turn_id] = begun.claim
@@ -64,7 +83,13 @@ class LocalEngine:
     def claims(self) -> Sequence[Claim]:
         return tuple(self._claims.values())
 
-    async def stop(self, turn_id: TurnId, limit: float = STOP_LIMIT) -> None:
+    def interrupt(self, turn_id: TurnId) -> None:
+        """The same without waiting."""
+        task = self._tasks.get(turn_id)
+        if task is not None and not task.cancelling():
+            task.cancel()
+
+    async def stop(self, turn_id: TurnId, limit: float) -> None:
         task = self._tasks.get(turn_id)
         if task is not None:
             await _stop([task], limit)
@@ -75,15 +100,23 @@ class LocalEngine:
     async def drain(self, grace: float) -> None:
         """Takes no more turns; lets the running ones end for `grace` seconds, then stops them."""
         self._draining = True
-        tasks = list(self._tasks.values())
-        if tasks:
-            logger.info("draining", turns=len(tasks), grace_s=grace)
-            await asyncio.wait(tasks, timeout=grace)
+        if self.held:
+            logger.info("draining", turns=len(self.held), grace_s=grace)
+        deadline = time.monotonic() + grace
+        while self.held and (left := deadline - time.monotonic()) > 0:
+            # A claim in flight becomes a turn, or nothing.
+            pause = left if not self._claiming else min(left, CLAIM_LOOK)
+            if self._tasks:
+                await asyncio.wait(self._tasks.values(), timeout=pause)
+            else:
+                await asyncio.sleep(pause)
+        self._closed = True
         await self.stop_all()
 
     def _forget(self, turn_id: TurnId) -> None:
         self._tasks.pop(turn_id, None)
         self._claims.pop(turn_id, None)
+        self._on_end(turn_id)
 
     async def _supervise(self, begun: BegunTurn) -> None:
         try:

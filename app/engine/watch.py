@@ -1,7 +1,7 @@
 """Looks after the turns that run here: whether they were cancelled elsewhere, or are ours no more."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from app.errors import DatabaseUnavailableError
 from app.ids import TurnId
@@ -24,12 +24,12 @@ class Watch:
         runs: RunStateStore,
         *,
         claims: Callable[[], Sequence[Claim]],
-        stop: Callable[[TurnId], Awaitable[None]],
+        interrupt: Callable[[TurnId], None],
     ) -> None:
         self._database = database
         self._runs = runs
         self._claims = claims
-        self._stop = stop
+        self._interrupt = interrupt
 
     async def keep_looking(self) -> None:
         while True:
@@ -45,4 +45,5 @@ class Watch:
             return
         async with self._database.statement() as driver:
             over = await self._runs.not_to_go_on(driver, claims)
-        await asyncio.gather(*(self._stop(turn_id) for turn_id in over))
+        for turn_id in over:
+            self._interrupt(turn_id)

@@ -34,16 +34,29 @@ class Projection:
 
     status: TurnStatus = TurnStatus.RUNNING
     last_seq: int = 0
-    messages: list[ConversationMessage] = field(default_factory=list[ConversationMessage])
+    _messages: list[ConversationMessage] = field(default_factory=list[ConversationMessage])
+    _said: dict[MessageId, list[str]] = field(default_factory=dict[MessageId, list[str]])
     open_message: MessageId | None = None
     open_calls: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def messages(self) -> list[ConversationMessage]:
+        """Those that were not completed hold what had come of them."""
+        return [self._with_what_came(message) for message in self._messages]
+
+    def _with_what_came(self, message: ConversationMessage) -> ConversationMessage:
+        said = self._said.get(message.id)
+        if said is None:
+            return message
+        return replace(message, pieces=(Text("".join(said)),), status=MessageStatus.PARTIAL)
 
     def apply(self, event: Mapping[str, Any]) -> None:
         self.last_seq = event["seq"] or self.last_seq
         kind, moment = event["type"], datetime.fromisoformat(event["timestamp"])
         match kind:
             case "turn.restarted":
-                self.messages, self.open_message, self.open_calls = [], None, {}
+                self._messages, self._said = [], {}
+                self.open_message, self.open_calls = None, {}
             case "text.delta":
                 self._text(MessageId(UUID(event["message_id"])), event["delta"], moment)
             case "message.completed":
@@ -59,21 +72,19 @@ class Projection:
         if self.open_message != message_id:
             self.open_message = message_id
             self._add(Role.ASSISTANT, Side.RESPONSE, moment, id=message_id)
-        last = self.messages[-1]
-        self.messages[-1] = replace(
-            last, pieces=(Text(last.content + delta),), status=MessageStatus.PARTIAL
-        )
+        self._said.setdefault(message_id, []).append(delta)
 
     def _completed(self, document: Mapping[str, Any]) -> None:
         """The document is what history shows. Its model and reason go to the response's envelope."""
         message_id = MessageId(UUID(document["id"]))
         moment, status = datetime.fromisoformat(document["timestamp"]), document["status"]
-        if message_id not in [message.id for message in self.messages]:
+        self._said.pop(message_id, None)
+        if message_id not in [message.id for message in self._messages]:
             self._add(Role.ASSISTANT, Side.RESPONSE, moment, id=message_id)
         if self.open_message == message_id:
             self.open_message = None
-        place = [message.id for message in self.messages].index(message_id)
-        message = self.messages[place]
+        place = [message.id for message in self._messages].index(message_id)
+        message = self._messages[place]
         envelope = message.envelope and replace(
             message.envelope,
             state="complete" if status == MessageStatus.COMPLETE else "interrupted",
@@ -81,7 +92,7 @@ class Projection:
             model=document["metadata"].get("model"),
             finish_reason=document["metadata"].get("finish_reason"),
         )
-        self.messages[place] = replace(
+        self._messages[place] = replace(
             message,
             pieces=(Text(document["content"]),),
             status=MessageStatus(status),
@@ -114,9 +125,9 @@ class Projection:
         **content: Any,
     ) -> None:
         """A change of sides begins a new request to, or response of, the model."""
-        begins = not self.messages or _side(self.messages[-1]) is not side
+        begins = not self._messages or _side(self._messages[-1]) is not side
         state = "interrupted" if side is Side.RESPONSE else "complete"
-        self.messages.append(
+        self._messages.append(
             ConversationMessage(
                 id=id or new_message_id(),
                 role=role,

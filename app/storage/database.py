@@ -9,17 +9,21 @@ import asyncpg
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.exc import (
     ArgumentError,
-    DBAPIError,
     DisconnectionError,
-    IntegrityError,
     InterfaceError,
     OperationalError,
+    SQLAlchemyError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
-from app.errors import ConfigurationError, DatabaseUnavailableError, KeyTakenError
+from app.errors import (
+    ConfigurationError,
+    DatabaseUnavailableError,
+    KeyTakenError,
+    LostOwnershipError,
+)
 from app.messages.codec import dump_json
 
 # asyncpg ships no types. A driver is its Connection, a row its Record.
@@ -27,6 +31,7 @@ Driver: TypeAlias = Any
 Row: TypeAlias = Mapping[str, Any]
 
 IDEMPOTENCY_KEY = "idempotency_keys_pkey"
+TURN = "turns_pkey"
 LockTimeoutError: type[Exception] = asyncpg.LockNotAvailableError
 
 CONNECT_TIMEOUT = 5
@@ -41,10 +46,10 @@ _UNAVAILABLE = (
     InterfaceError,
     asyncpg.InterfaceError,
     asyncpg.PostgresConnectionError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.ReadOnlySQLTransactionError,
     asyncpg.LockNotAvailableError,
     asyncpg.InvalidPasswordError,
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -138,31 +143,33 @@ def data_errors() -> tuple[type[Exception], ...]:
 
 @asynccontextmanager
 async def database_errors() -> AsyncGenerator[None]:
-    """Says DatabaseUnavailableError for everything that means the server cannot be reached."""
+    """Gives the errors of driver and pool our own names, where we have one for them."""
     try:
         yield
-    except TimeoutError as error:
-        raise DatabaseUnavailableError("the database did not answer in time") from error
-    except IntegrityError as error:
-        if _violates(error.orig, IDEMPOTENCY_KEY):
-            raise KeyTakenError from error
-        raise
-    except asyncpg.UniqueViolationError as error:
-        if _violates(error, IDEMPOTENCY_KEY):
-            raise KeyTakenError from error
-        raise
-    except DBAPIError as error:
-        if error.connection_invalidated or isinstance(error, _UNAVAILABLE):
-            raise _unavailable(error) from error
-        if _is_unavailable(error.orig):
-            raise _unavailable(error.orig) from error
-        raise
-    except _UNAVAILABLE as error:
-        raise _unavailable(error) from error
+    except (TimeoutError, SQLAlchemyError, asyncpg.PostgresError, *_UNAVAILABLE) as error:
+        ours = _ours(error)
+        if ours is None:
+            raise
+        raise ours from error
 
 
-def _unavailable(error: BaseException | None) -> DatabaseUnavailableError:
-    cause = error if error is None or error.__cause__ is None else error.__cause__
+def _ours(error: BaseException) -> Exception | None:
+    """SQLAlchemy wraps the driver's error, and its own adapter's around that."""
+    wrapped = getattr(error, "orig", None)
+    causes = [each for each in (error, wrapped, getattr(wrapped, "__cause__", None)) if each]
+    violated = {getattr(each, "constraint_name", None) for each in causes}
+    if IDEMPOTENCY_KEY in violated:
+        return KeyTakenError()
+    if TURN in violated:
+        return LostOwnershipError()
+    if getattr(error, "connection_invalidated", False):
+        return _unavailable(causes[-1])
+    if any(isinstance(each, (*_UNAVAILABLE, TimeoutError)) for each in causes):
+        return _unavailable(causes[-1])
+    return None
+
+
+def _unavailable(cause: BaseException) -> DatabaseUnavailableError:
     return DatabaseUnavailableError(f"the database cannot be reached ({type(cause).__name__})")
 
 
@@ -170,17 +177,6 @@ def _refuse_dead(connection: Any, _record: object, _proxy: object) -> None:
     """The driver notices when the server closes a connection, so that no question is needed."""
     if connection.driver_connection.is_closed():
         raise DisconnectionError
-
-
-def _violates(error: Any, constraint: str) -> bool:
-    """By the constraint's name, whether or not SQLAlchemy has wrapped the driver's error."""
-    names = {getattr(each, "constraint_name", None) for each in (error, error.__cause__)}
-    return constraint in names
-
-
-def _is_unavailable(error: BaseException | None) -> bool:
-    cause = error.__cause__ if error is not None else None
-    return isinstance(error, _UNAVAILABLE) or isinstance(cause, _UNAVAILABLE)
 
 
 # What asyncpg takes in a URL, by libpq's names or its own.

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.caller import Caller
 from app.ids import ConversationId, TurnId
-from app.storage.database import Driver, Row
+from app.storage.database import Driver
 from app.storage.tables import events, idempotency_keys, messages, runs, turns
 from app.storage.visibility import owned, visible
 
@@ -74,9 +74,12 @@ class ErasureStore:
             await connection.execute(delete(table).where(table.c.run_id == run_id))
 
     async def purge_some(self, driver: Driver, run_id: ConversationId, limit: int) -> bool:
-        """Removes up to `limit` rows of each kind; False when there was less, and so all is gone."""
-        row: Row = await driver.fetchrow(_PURGE_SOME, run_id, limit)
-        return row["most"] >= limit
+        """Removes up to `limit` rows of each kind; False when there was less, and so all is gone.
+
+        A statement for each table, always in the same order.
+        """
+        removed = [await driver.fetchval(sql, run_id, limit) for sql in _PURGE_SOME]
+        return max(removed) >= limit
 
     async def unpurged(self, driver: Driver, limit: int) -> list[ConversationId]:
         """Tombstones that still have content, since a process died on the way."""
@@ -87,23 +90,16 @@ class ErasureStore:
         await driver.execute("DELETE FROM runs WHERE erased_at < now() - $1::interval", older_than)
 
 
-_PURGE_SOME = """
-WITH some_events AS (
-    DELETE FROM events WHERE ctid = ANY(ARRAY(
-        SELECT ctid FROM events WHERE run_id = $1 LIMIT $2)) RETURNING 1
-), some_messages AS (
-    DELETE FROM messages WHERE ctid = ANY(ARRAY(
-        SELECT ctid FROM messages WHERE run_id = $1 LIMIT $2)) RETURNING 1
-), some_turns AS (
-    DELETE FROM turns WHERE ctid = ANY(ARRAY(
-        SELECT ctid FROM turns WHERE run_id = $1 LIMIT $2)) RETURNING 1
-), some_keys AS (
-    DELETE FROM idempotency_keys WHERE ctid = ANY(ARRAY(
-        SELECT ctid FROM idempotency_keys WHERE run_id = $1 LIMIT $2)) RETURNING 1
+_PURGE_SOME = tuple(
+    f"""
+    WITH removed AS (
+        DELETE FROM {table.name} WHERE ctid = ANY(ARRAY(
+            SELECT ctid FROM {table.name} WHERE run_id = $1 LIMIT $2)) RETURNING 1
+    )
+    SELECT count(*) FROM removed
+    """  # noqa: S608 - the names of our own tables
+    for table in CONTENT_TABLES
 )
-SELECT greatest((SELECT count(*) FROM some_events), (SELECT count(*) FROM some_messages),
-                (SELECT count(*) FROM some_turns), (SELECT count(*) FROM some_keys)) AS most
-"""
 
 _UNPURGED = """
 SELECT id FROM runs

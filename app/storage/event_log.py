@@ -49,7 +49,7 @@ class EventLog:
     async def read(
         self, driver: Driver, run_id: ConversationId, turn_id: TurnId, *, after: int, limit: int
     ) -> list[Frame]:
-        """The frames after that seq, of `limit` flushes at most."""
+        """The frames after that seq, until `limit` characters are reached; none once erased."""
         rows: Sequence[Row] = await driver.fetch(_READ, run_id, turn_id, after, limit)
         frames = [frame for row in rows for frame in parse_lines(row["frames"])]
         return [frame for frame in frames if frame.seq is not None and frame.seq > after]
@@ -60,7 +60,10 @@ class EventLog:
         return row["last_seq"]
 
     async def prune(self, driver: Driver, older_than: timedelta, limit: int) -> int:
-        """Removes up to `limit` flushes of turns that ended that long ago; returns how many."""
+        """Removes the events of up to `limit` turns that ended that long ago; returns how many.
+
+        Always a turn's whole log: half of one could be told neither as it was nor again.
+        """
         row: Row = await driver.fetchrow(_PRUNE, older_than, limit)
         return row["removed"]
 
@@ -99,21 +102,29 @@ _APPEND = _STATEMENT.format(wait="SKIP LOCKED")
 _APPEND_ALONE = _STATEMENT.format(wait="")
 
 _READ = """
-SELECT frames FROM events
-WHERE run_id = $1 AND turn_id = $2 AND last_seq > $3
-ORDER BY first_seq LIMIT $4
+SELECT frames FROM (
+    SELECT first_seq, frames,
+           sum(octet_length(frames)) OVER (ORDER BY first_seq) - octet_length(frames) AS before
+    FROM events JOIN runs ON runs.id = run_id
+    WHERE run_id = $1 AND turn_id = $2 AND last_seq > $3 AND erased_at IS NULL
+) AS rest
+WHERE before < $4 ORDER BY first_seq
 """
 
 _LAST_SEQ = """
 SELECT coalesce(max(last_seq), 0) AS last_seq FROM events WHERE run_id = $1 AND turn_id = $2
 """
 
+# A turn is locked before its events, as erasure does, and one that is locked is left for later.
 _PRUNE = """
-WITH removed AS (
-    DELETE FROM events WHERE ctid = ANY(ARRAY(
-        SELECT events.ctid FROM events JOIN turns ON turns.id = events.turn_id
-        WHERE completed_at < now() - $1::interval LIMIT $2))
-    RETURNING 1
+WITH old AS (
+    SELECT turns.id, turns.run_id FROM turns
+    WHERE completed_at < now() - $1::interval AND EXISTS (
+        SELECT FROM events WHERE events.run_id = turns.run_id AND events.turn_id = turns.id)
+    ORDER BY id LIMIT $2
+    FOR UPDATE SKIP LOCKED
+), removed AS (
+    DELETE FROM events USING old WHERE events.run_id = old.run_id AND events.turn_id = old.id
 )
-SELECT count(*)::int AS removed FROM removed
+SELECT count(*)::int AS removed FROM old
 """

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.errors import IdempotencyMismatchError
 from app.ids import ConversationId, TurnId
-from app.storage.database import Driver
+from app.storage.database import Driver, Row
 from app.storage.tables import idempotency_keys
 
 CREATE = "create"
@@ -59,7 +59,18 @@ class IdempotencyStore:
             )
         )
 
-    async def prune(self, driver: Driver, older_than: timedelta) -> None:
-        await driver.execute(
-            "DELETE FROM idempotency_keys WHERE created_at < now() - $1::interval", older_than
-        )
+    async def prune(self, driver: Driver, older_than: timedelta, limit: int) -> int:
+        """Removes up to `limit` keys that are older; returns how many."""
+        row: Row = await driver.fetchrow(_PRUNE, older_than, limit)
+        return row["removed"]
+
+
+_PRUNE = """
+WITH removed AS (
+    DELETE FROM idempotency_keys WHERE ctid = ANY(ARRAY(
+        SELECT ctid FROM idempotency_keys WHERE created_at < now() - $1::interval
+        LIMIT $2 FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*)::int AS removed FROM removed
+"""

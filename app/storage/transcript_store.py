@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Select, Text, cast, select
@@ -120,6 +121,11 @@ class TranscriptStore:
         row: Row | None = await driver.fetchrow(_STATUS, turn_id)
         return None if row is None else TurnStatus(row["status"])
 
+    async def ended_at(self, driver: Driver, turn_id: TurnId) -> datetime | None:
+        """When the turn has ended, by whoever ended it; None while it runs, or when it was erased."""
+        row: Row | None = await driver.fetchrow(_ENDED_AT, turn_id)
+        return None if row is None else row["completed_at"]
+
 
 async def _with_messages(
     connection: AsyncConnection, query: Select[Any], turn_id: TurnId
@@ -222,6 +228,8 @@ SELECT messages.id AS message_id, role, messages.status AS message_status, conte
 FROM turns JOIN messages ON messages.run_id = turns.run_id AND seq = first_message_seq
 WHERE turns.id = $1
 """
+
+_ENDED_AT = "SELECT completed_at FROM turns WHERE id = $1"
 
 _STATUS = """
 SELECT turns.status FROM turns JOIN runs ON runs.id = run_id

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
+from weakref import WeakValueDictionary
 
 from app.ids import TurnId
 from app.wire.event import Frame
@@ -54,7 +55,9 @@ class Feed:
         self._ring()
 
     def close(self, closing: Closing) -> None:
-        self.closing = self.closing or closing
+        """An erasure has the last word."""
+        if self.closing is None or closing is Closing.DELETED:
+            self.closing = closing
         self._ring()
 
     def _ring(self) -> None:
@@ -67,6 +70,8 @@ class Followers:
 
     def __init__(self) -> None:
         self._feeds: dict[TurnId, Feed] = {}
+        # Ended, but somebody still reads: an erasure has to reach them too.
+        self._ended: WeakValueDictionary[TurnId, Feed] = WeakValueDictionary()
         self._shutting_down = asyncio.Event()
 
     @property
@@ -77,14 +82,21 @@ class Followers:
         return self._feeds.get(turn_id)
 
     def open(self, turn_id: TurnId) -> Feed:
-        return self._feeds.setdefault(turn_id, Feed())
+        feed = self._feeds.setdefault(turn_id, Feed())
+        if self._shutting_down.is_set():
+            feed.close(Closing.SHUTDOWN)
+        return feed
 
     def ended(self, turn_id: TurnId) -> None:
         """The terminal frame was published; whoever holds the feed still reads it to its end."""
-        self._feeds.pop(turn_id, None)
+        feed = self._feeds.pop(turn_id, None)
+        if feed is not None:
+            self._ended[turn_id] = feed
 
     def close(self, turn_id: TurnId, closing: Closing) -> None:
         feed = self._feeds.pop(turn_id, None)
+        if feed is None and closing is Closing.DELETED:
+            feed = self._ended.get(turn_id)
         if feed is not None:
             feed.close(closing)
 

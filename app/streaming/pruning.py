@@ -12,7 +12,7 @@ from app.storage.idempotency_store import IdempotencyStore
 logger = get_logger()
 
 INTERVAL = 300.0
-BATCH = 5_000
+BATCH = 500
 KEEP_KEYS = timedelta(hours=24)
 # Any number, the same in every release: whoever holds it prunes, the others leave it to them.
 LOCK = 6_203_911_406
@@ -44,12 +44,13 @@ class Pruning:
             await asyncio.sleep(INTERVAL)
 
     async def prune(self) -> None:
-        """In batches, each a transaction, so that nobody waits long for a lock."""
+        """In batches, each of one table, so that nobody waits long for a lock, or for ever."""
         more = True
         while more:
             async with self._database.locked(LOCK) as driver:
                 if driver is None:
                     return
                 removed = await self._event_log.prune(driver, self._event_retention, BATCH)
-                await self._keys.prune(driver, KEEP_KEYS)
-            more = removed == BATCH
+            async with self._database.locked(LOCK) as driver:
+                keys = 0 if driver is None else await self._keys.prune(driver, KEEP_KEYS, BATCH)
+            more = BATCH in (removed, keys)

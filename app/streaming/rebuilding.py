@@ -27,7 +27,7 @@ def rebuilt(turn: Turn, messages: Sequence[ConversationMessage]) -> Iterator[Fra
         if event is not None:
             yield render(event, None, name, message.timestamp)
     ended = turn.completed_at or turn.created_at
-    yield render(TurnEnded(turn), turn.last_seq, name, ended)
+    yield render(TurnEnded(turn, by="user"), turn.last_seq, name, ended)
 
 
 def _event_of(message: ConversationMessage) -> StreamEvent | None:

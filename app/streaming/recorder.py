@@ -81,11 +81,16 @@ class TurnLog:
         self._settled.set()
 
     async def close(self) -> Sequence[Frame]:
-        """No event goes to the log any more; returns those that have not. Awaits a flush."""
+        """No event goes to the log any more; returns those that have not. Awaits a flush.
+
+        Raises what the log was given up with.
+        """
         self.closed = True
         while self._in_flight is not None:
             self._settled.clear()
             await self._settled.wait()
+        if self.error is not None:
+            raise self.error
         return self._render()
 
     def render_last(self, event: StreamEvent) -> Frame:
@@ -130,10 +135,6 @@ class Recorder:
         """Shows the last frames, which were committed with the turn's end."""
         self._publish(log, frames)
         self._followers.ended(log.claim.turn_id)
-
-    def leave(self, log: TurnLog) -> None:
-        """The turn goes on elsewhere, or is gone; whoever follows it reads on in the table."""
-        self._followers.close(log.claim.turn_id, Closing.LOST)
 
     async def keep_flushing(self) -> None:
         """One connection of its own, one flush at a time."""

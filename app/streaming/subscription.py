@@ -17,8 +17,8 @@ from app.streaming.followers import Closing, Feed, Followers
 from app.streaming.rebuilding import rebuilt
 from app.wire.event import Frame, TurnName, frame
 
-# Flushes that one read brings; a flush holds 20 ms of a turn.
-PAGE = 50
+# Characters after which one read of the table stops; a single event may be larger.
+PAGE = 256 * 1024
 # Seconds between two looks at a turn that does not run here.
 POLL = 0.5
 
@@ -66,13 +66,18 @@ class _Reader:
             return self._closed(Closing.DELETED)
         frames = self._feed.after(self._seq)
         if frames is None:
-            return await self._from_table()
+            return await self._from_table() or await self._without_feed()
         if frames:
             return frames
         if self._feed.closing is not None:
             return self._closed(self._feed.closing)
         await self._feed.wait(self._seq)
         return ()
+
+    async def _without_feed(self) -> Sequence[Frame]:
+        """What memory has let go of is not in the table either: pruned, or erased."""
+        self._feed = None
+        return await self._from_elsewhere()
 
     async def _from_table(self) -> Sequence[Frame]:
         source, turn = self._source, self._turn

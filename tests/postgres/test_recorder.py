@@ -55,7 +55,7 @@ class Bench:
     async def stored(self, begun: BegunTurn) -> list[int | None]:
         claim = begun.claim
         async with self.database.statement() as driver:
-            frames = await self.log.read(driver, claim.run_id, claim.turn_id, after=0, limit=1000)
+            frames = await self.log.read(driver, claim.run_id, claim.turn_id, after=0, limit=10**9)
         return [frame.seq for frame in frames]
 
 

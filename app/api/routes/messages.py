@@ -50,11 +50,11 @@ async def send(
     key: IdempotencyKeyDep,
     body: SendMessage,
     prefer: Annotated[
-        str | None, Header(description="`respond-async`, or `wait=n` seconds (RFC 7240).")
+        list[str] | None, Header(description="`respond-async`, or `wait=n` seconds (RFC 7240).")
     ] = None,
 ) -> Response:
     """With `Prefer` the turn may be returned while it still runs, as 202 with its `Location`."""
-    preference = preference_of(prefer)
+    preference = preference_of(prefer or ())
     prompt = prompt_of(body, request_id, key)
     sent = await runner.send_message(caller, conversation_id, prompt, wait=preference.wait)
     turn = sent.stored.turn

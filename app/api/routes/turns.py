@@ -63,7 +63,7 @@ async def events(
     runner: RunnerDep,
     conversation_id: ConversationIdDep,
     turn_id: TurnIdDep,
-    after: Annotated[str | None, Query(max_length=50)] = None,
+    after: Annotated[str | None, Query(description="`<turn number>-<seq>`")] = None,
 ) -> Response:
     """After `Last-Event-ID` (or `?after=`), or from the first event; 204 after the last one."""
     cursor = cursor_of(request, after)

@@ -180,10 +180,7 @@ class _Run:
             event = self.events.get_nowait()
             if event is not None:
                 events.append(event)
-        new = self._new_messages()
-        responses = [message for message in new if isinstance(message, ModelResponse)]
-        if responses:
-            events.extend(self._mapper.announce(responses[-1]))
+        events.extend(self._mapper.announce(self._new_messages()))
         events.extend(self._mapper.interrupted())
         return events
 
@@ -207,7 +204,7 @@ class _Run:
     async def _handle(
         self, ctx: RunContext[object], stream: AsyncIterable[AgentStreamEvent]
     ) -> None:
-        for event in self._mapper.node_begins(self._own(ctx.messages)):
+        for event in self._mapper.announce(self._own(ctx.messages)):
             await self.events.put(event)
         async for framework_event in stream:
             for event in self._mapper.map(framework_event):

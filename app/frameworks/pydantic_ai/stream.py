@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from pydantic_ai.messages import (
@@ -46,25 +46,33 @@ class EventMapper:
     def __init__(self) -> None:
         self.assistant_ids: list[MessageId] = []
         self._open: MessageId | None = None
-        self._announced = 0
+        self._announced_responses = 0
+        self._announced_ids = 0
+        self._told: dict[MessageId, int] = {}
         self._started: dict[str, float] = {}
 
-    def node_begins(self, messages: list[ModelMessage]) -> Iterator[StepEvent]:
-        """The framework goes from model to tools or back: the response before it is whole."""
-        self._open = None
-        responses = [message for message in messages if isinstance(message, ModelResponse)]
-        if responses:
-            yield from self.announce(responses[-1])
+    def announce(self, messages: Sequence[ModelMessage]) -> Iterator[StepEvent]:
+        """The framework goes from model to tools or back, or has stopped: tells of what is whole.
 
-    def announce(self, response: ModelResponse) -> Iterator[StepEvent]:
-        """Tells of the response's assistant messages that were not told of yet."""
-        shown_before = self._announced
-        if shown_before == len(self.assistant_ids):
-            return
-        ids = self.assistant_ids[shown_before:]
-        self._announced = len(self.assistant_ids)
-        for message in to_conversation([response], ids):
-            if message.role is Role.ASSISTANT and message.is_shown:
+        What the framework had taken in, but not handed on before it was stopped, is told now.
+        """
+        self._open = None
+        responses = [m for m in messages if isinstance(m, ModelResponse) and m.parts]
+        for response in responses[self._announced_responses :]:
+            yield from self._announce(response)
+        self._announced_responses = len(responses)
+
+    def _announce(self, response: ModelResponse) -> Iterator[StepEvent]:
+        ids = self.assistant_ids[self._announced_ids :]
+        messages = to_conversation([response], ids)
+        said = [message for message in messages if message.role is Role.ASSISTANT]
+        self.assistant_ids += [message.id for message in said[len(ids) :]]
+        self._announced_ids = len(self.assistant_ids)
+        for message in said:
+            rest = message.content[self._told.get(message.id, 0) :]
+            if rest:
+                yield TextDelta(message.id, rest)
+            if message.is_shown:
                 yield MessageCompleted(message)
 
     def interrupted(self) -> Iterator[StepEvent]:
@@ -78,7 +86,7 @@ class EventMapper:
             case PartStartEvent(part=part):
                 yield from self._part(part)
             case PartDeltaEvent(delta=TextPartDelta(content_delta=text)) if text:
-                yield TextDelta(self._message(), storable(text))
+                yield self._text(text)
             case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=text)) if text:
                 yield ReasoningDelta(storable(text))
             case FunctionToolCallEvent(part=call):
@@ -94,11 +102,16 @@ class EventMapper:
         if isinstance(part, ToolCallPart | NativeToolCallPart | NativeToolReturnPart):
             self._open = None
             return
-        message_id = self._message()
+        self._message()
         if isinstance(part, TextPart) and part.content:
-            yield TextDelta(message_id, storable(part.content))
+            yield self._text(part.content)
         elif isinstance(part, ThinkingPart) and part.content:
             yield ReasoningDelta(storable(part.content))
+
+    def _text(self, text: str) -> TextDelta:
+        message_id = self._message()
+        self._told[message_id] = self._told.get(message_id, 0) + len(text)
+        return TextDelta(message_id, storable(text))
 
     def _message(self) -> MessageId:
         """The assistant message that is being written: parts without a tool call between them."""
