@@ -19,6 +19,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -41,6 +42,7 @@ LOCK_TIMEOUT = 90.0
 # The children of a killed server take a moment to notice, and hold its memory until then.
 ORPHANS_TIMEOUT = 5.0
 PAUSE = 0.02
+LONGEST_PID_FILE = 4096
 # sun_path holds 104 bytes on the smallest system; the socket's own name takes 18 of them.
 LONGEST_SOCKET_DIRECTORY = 80
 OUTSIDE = Path("/tmp")  # noqa: S108 - only for a folder of our own with mode 0700, which is checked
@@ -69,11 +71,22 @@ class EmbeddedPostgres:
         self.url = server.url
 
     def ensure_running(self) -> None:
-        """Starts the server again if it has died. Blocks; for a thread of its own."""
+        """Starts the server again if it has died. Blocks; for a thread of its own.
+
+        A process of its own joins and leaves: acting as the account would concern every thread here.
+        """
         if self._server.is_running():
             return
-        with _deferred_signals(), self._server.locked():
-            self._server.start()
+        done = subprocess.run(  # noqa: S603 - this module
+            [sys.executable, "-m", __name__, *self._server.arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise EmbeddedPostgresError(f"the server that died was not started again: {reason}")
 
     def release(self) -> None:
         """Leaves; the last to leave stops the server."""
@@ -182,6 +195,11 @@ class _Server:
         query = urlencode({"host": str(self._socket), "user": USER})
         return f"postgresql:///{DATABASE}?{query}"
 
+    @property
+    def arguments(self) -> tuple[str, str]:
+        """For this module as a program."""
+        return str(self._root.parent), str(self._programs)
+
     @contextmanager
     def locked(self) -> Generator[None]:
         """Alone among those who initialise, start or stop. Waits, but not for ever."""
@@ -249,6 +267,7 @@ class _Server:
         raise EmbeddedPostgresError(f"PostgreSQL was not ready in time: see {self._log}")
 
     def is_running(self) -> bool:
+        self._has_ended_here()
         return self._postmaster() is not None
 
     def _postmaster(self) -> psutil.Process | None:
@@ -352,11 +371,13 @@ class _Server:
                 path.unlink()
 
     def _pid_file(self) -> list[str]:
-        with self._account.acting():
-            try:
-                return (self._cluster / "postmaster.pid").read_text().splitlines()
-            except FileNotFoundError:
-                return []
+        """Only read, by ourselves: it is looked at while the service runs."""
+        try:
+            file = os.open(self._cluster / "postmaster.pid", os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            return []
+        with open(file) as opened:
+            return opened.read(LONGEST_PID_FILE).splitlines()
 
     def _open(self, name: str) -> int:
         """A file of ours, never through a link."""
@@ -409,3 +430,7 @@ def _deferred_signals() -> Generator[None]:
             signal.signal(number, handler)
         for number in arrived:
             signal.raise_signal(number)
+
+
+if __name__ == "__main__":
+    start(Path(sys.argv[1]), Path(sys.argv[2])).release()
