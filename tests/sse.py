@@ -37,14 +37,17 @@ def parse(raw: bytes) -> Block:
 
 
 async def blocks(response: httpx.Response) -> AsyncGenerator[Block]:
-    """Without the heartbeats."""
-    buffer = b""
+    """Without the heartbeats. Looks at each byte once, however large an event is."""
+    buffer, looked = bytearray(), 0
     async for chunk in response.aiter_raw():
         buffer += chunk
-        while b"\n\n" in buffer:
-            raw, buffer = buffer.split(b"\n\n", 1)
+        while (end := buffer.find(b"\n\n", max(0, looked - 1))) >= 0:
+            raw = bytes(buffer[: end + 2])
+            del buffer[: end + 2]
+            looked = 0
             if not raw.startswith(b":"):
-                yield parse(raw + b"\n\n")
+                yield parse(raw)
+        looked = len(buffer)
     assert buffer == b"", "the stream ended in the middle of an event"
 
 

@@ -46,3 +46,12 @@ def huge_number() -> int:
 def long_text(length: int) -> str:
     """A text of that many characters."""
     return "x" * length
+
+
+async def slow_to_stop() -> str:
+    """Takes three seconds to clean up when it is stopped."""
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(3)
+    return "never"

@@ -212,3 +212,65 @@ async def test_a_cancelled_turn_never_becomes_anything_else(
         assert f"turn.{turn['status']}" == found[-1].type
         assert (await send(live, conversation, "next")).status_code == 200
         model.forget()
+
+
+async def test_what_is_told_and_what_is_kept_are_one_whenever_a_cancel_comes(
+    live: httpx.AsyncClient, model: ScriptedModel
+) -> None:
+    """Around the first token, where the framework may have taken in more than it has handed on."""
+    for step in range(40):
+        model.will(Reply([f"t{n} " for n in range(30)]))
+        conversation = await create(live)
+        watching = asyncio.ensure_future(stream(live, conversation))
+        await asyncio.sleep(step * 0.002)
+        await cancel(live, conversation)
+        found = await watching
+        check(found)
+        said = text_of(found)
+        turn = (await live.get(events_path(found[0]).removesuffix("/events"))).json()
+        assert (turn["output"] or "") == said
+        completed = [b.data["message"] for b in found if b.type == "message.completed"]
+        assert [m["content"] for m in completed] == ([said] if said else [])
+        assert completed == [m for m in turn["messages"] if m["role"] == "assistant"]
+        model.forget()
+
+
+async def test_a_tool_that_is_slow_to_stop_holds_up_nobody(
+    live: httpx.AsyncClient, model: ScriptedModel
+) -> None:
+    model.will_say(CallTool("c1", "slow_to_stop"))
+    conversation = await create(live)
+    watching = asyncio.ensure_future(stream(live, conversation))
+    while not model.requests:
+        await asyncio.sleep(0.01)
+    await read(live, "GET", await _events(live, conversation), stop_after=2)
+
+    stopped = await cancel(live, conversation)
+    began = time.monotonic()
+    found = await watching
+
+    assert time.monotonic() - began < 1
+    assert stopped.json()["status"] == "cancelled"
+    check(found)
+    assert (await send(live, conversation, "go on")).status_code == 200
+
+
+async def test_erasure_reaches_readers_of_a_turn_that_has_ended(
+    live: httpx.AsyncClient, model: ScriptedModel
+) -> None:
+    """A reader that is far behind when the conversation goes ends too, and gets no more of it."""
+    model.will_say(*["x" * 200_000] * 100)
+    conversation = await create(live)
+    async with live.stream(
+        "POST", f"/v1/conversations/{conversation}/messages/stream", json={"content": "hi"}
+    ) as response:
+        chunks = response.aiter_raw()
+        await anext(chunks)
+        async with asyncio.timeout(10):
+            while (await live.get(f"/v1/conversations/{conversation}")).json()["active_turn"]:
+                await asyncio.sleep(0.05)
+        assert (await live.delete(f"/v1/conversations/{conversation}")).status_code == 204
+        rest = b"".join([chunk async for chunk in chunks])
+
+    assert b"event: turn.cancelled" in rest[-1000:]
+    assert b'"by":"erasure"' in rest[-1000:]

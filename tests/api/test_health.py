@@ -1,10 +1,13 @@
 """What a load balancer asks."""
 
+import asyncio
+
 import httpx
 
 from app.bootstrap import Service, running_service
 from app.settings import Settings
 from tests.conftest import client_of
+from tests.scripted_model import ScriptedModel
 
 
 async def test_ready_names_the_model(client: httpx.AsyncClient) -> None:
@@ -35,3 +38,23 @@ async def test_a_draining_service_is_not_ready_and_takes_no_sends(
         assert refused.headers["retry-after"] == "1"
         assert "turn_id" not in refused.json()
         assert (await client.get(f"/v1/conversations/{conversation}")).status_code == 200
+
+
+async def test_a_claim_in_flight_at_the_drain_is_waited_for(
+    settings: Settings, postgres_url: str, service: Service, model: ScriptedModel
+) -> None:
+    async with running_service(settings, postgres_url) as draining, client_of(draining) as client:
+        conversation = (await client.post("/v1/conversations")).json()["id"]
+        async with service.database.statement() as driver:
+            transaction = driver.transaction()
+            await transaction.start()
+            await driver.execute("UPDATE runs SET title = 't'")
+            path = f"/v1/conversations/{conversation}/messages"
+            sending = asyncio.ensure_future(client.post(path, json={"content": "hi"}))
+            await asyncio.sleep(0.2)
+            stopping = asyncio.ensure_future(draining.drain(10))
+            await asyncio.sleep(0.2)
+            await transaction.rollback()
+
+        assert (await sending).status_code == 200
+        await stopping
