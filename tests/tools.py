@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 
 
 async def sleep(seconds: float = 5) -> str:
@@ -55,3 +56,9 @@ async def slow_to_stop() -> str:
     finally:
         await asyncio.sleep(3)
     return "never"
+
+
+def block(seconds: float) -> str:
+    """Keeps its thread busy, as plain functions may."""
+    time.sleep(seconds)
+    return "done"

@@ -1,12 +1,17 @@
 """Providers and tools that answer nonsense: the turn ends, and the conversation goes on."""
 
+import asyncio
+import time
 from typing import Any
 
 import httpx
 import pytest
 
+from app.bootstrap import running_service
+from app.settings import Settings
 from tests.api.test_conversations import create
 from tests.api.test_messages import history, send
+from tests.conftest import client_of
 from tests.scripted_model import CallTool, Raw, Reply, ScriptedModel
 
 
@@ -140,3 +145,44 @@ async def test_a_tool_that_is_called_for_ever_is_a_limit(
 
     assert (turn["status"], turn["reason"]) == ("incomplete", "request_limit")
     assert len(model.requests) == 50
+
+
+async def test_a_plain_function_does_not_hold_up_the_service(
+    client: httpx.AsyncClient, model: ScriptedModel
+) -> None:
+    model.will_say(
+        CallTool("c1", "block", '{"seconds": 1}'), CallTool("c2", "block", '{"seconds": 1}')
+    )
+    model.will_say("Both are done.")
+    conversation = await create(client)
+    began = time.monotonic()
+    sending = asyncio.ensure_future(send(client, conversation, "hi"))
+    latencies: list[float] = []
+    while not sending.done():
+        asked = time.monotonic()
+        assert (await client.get("/health/live")).status_code == 200
+        latencies.append(time.monotonic() - asked)
+        await asyncio.sleep(0.02)
+
+    assert (await sending).json()["output"] == "Both are done."
+    assert time.monotonic() - began < 1.9, "the two calls did not run at the same time"
+    assert max(latencies) < 0.5
+
+
+async def test_a_tool_over_its_time_has_failed(
+    settings: Settings, postgres_url: str, model: ScriptedModel
+) -> None:
+    short = settings.model_copy(update={"chat_tool_timeout": 0.2})
+    async with running_service(short, postgres_url) as service, client_of(service) as client:
+        for tool in ("sleep", "block"):
+            model.will_say(CallTool("c1", tool, '{"seconds": 2}'))
+            model.will_say("Too slow.")
+            conversation = await create(client)
+
+            turn = (await send(client, conversation, "hi")).json()
+
+            result = turn["messages"][2]
+            assert (result["content"], result["metadata"]["outcome"]) == (
+                *("The tool took too long.", "failed"),
+            )
+            assert turn["output"] == "Too slow."
