@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, Text, cast, select
+from sqlalchemy import Boolean, Select, Text, bindparam, cast, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.caller import Caller
@@ -17,7 +17,7 @@ from app.runs import Turn, TurnStatus
 from app.storage.database import Driver, Row
 from app.storage.run_state_store import usage_of
 from app.storage.tables import messages, runs, turns
-from app.storage.visibility import Action, visible
+from app.storage.visibility import Action, acts_for_anyone, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,13 @@ class TranscriptStore:
 
         Who may write may also see how the turn ended that they began.
         """
-        query = _select_turns(run_id).where(visible(caller, action))
-        found = await _with_messages(connection, query, turn_id)
+        found = await _turn_with_messages(
+            connection,
+            run_id=run_id,
+            turn_id=turn_id,
+            user_id=caller.user_id,
+            anyone=acts_for_anyone(caller, action),
+        )
         if found is None:
             raise NotFoundError
         return found
@@ -96,8 +101,9 @@ class TranscriptStore:
         self, connection: AsyncConnection, run_id: ConversationId, turn_id: TurnId
     ) -> TurnWithMessages | None:
         """The same for one who was let in before; None when it was erased meanwhile."""
-        query = _select_turns(run_id).where(runs.c.erased_at.is_(None))
-        return await _with_messages(connection, query, turn_id)
+        return await _turn_with_messages(
+            connection, run_id=run_id, turn_id=turn_id, user_id="", anyone=True
+        )
 
     async def turns(
         self,
@@ -114,7 +120,7 @@ class TranscriptStore:
         if before is not None:
             query = query.where(turns.c.number < before)
         rows = (await connection.execute(query)).mappings()
-        return [_turn(row) for row in rows]
+        return [_turn(row, row["output"]) for row in rows]
 
     async def status(self, driver: Driver, turn_id: TurnId) -> TurnStatus | None:
         """How the turn stands; None when it was erased."""
@@ -127,16 +133,16 @@ class TranscriptStore:
         return None if row is None else row["completed_at"]
 
 
-async def _with_messages(
-    connection: AsyncConnection, query: Select[Any], turn_id: TurnId
+async def _turn_with_messages(
+    connection: AsyncConnection, **parameters: object
 ) -> TurnWithMessages | None:
-    query = query.where(turns.c.id == turn_id).add_columns(*_MESSAGE_COLUMNS)
-    query = query.outerjoin(messages, _lies_in(turns.c)).order_by(messages.c.seq)
-    rows = (await connection.execute(query)).mappings().all()
+    rows = (await connection.execute(_TURN_WITH_MESSAGES, parameters)).mappings().all()
     if not rows:
         return None
     placed = [_placed(row) for row in rows if row["message_id"] is not None]
-    return TurnWithMessages(_turn(rows[0]), placed)
+    said = [item.message.content for item in placed if item.message.role is Role.ASSISTANT]
+    spoken = [content for content in said if content]
+    return TurnWithMessages(_turn(rows[0], spoken[-1] if spoken else None), placed)
 
 
 def _select_turns(run_id: ConversationId) -> Select[Any]:
@@ -169,6 +175,20 @@ _MESSAGE_COLUMNS = (
     messages.c.created_at.label("message_created_at"),
 )
 
+# Built once: it is read at the end of every blocking send.
+_TURN_WITH_MESSAGES = (
+    select(turns, *_MESSAGE_COLUMNS)
+    .join_from(turns, runs, turns.c.run_id == runs.c.id)
+    .outerjoin(messages, _lies_in(turns.c))
+    .where(
+        turns.c.id == bindparam("turn_id"),
+        turns.c.run_id == bindparam("run_id"),
+        runs.c.erased_at.is_(None),
+        or_(runs.c.user_id == bindparam("user_id"), bindparam("anyone", type_=Boolean)),
+    )
+    .order_by(messages.c.seq)
+)
+
 
 def _placed(row: Mapping[Any, Any]) -> PlacedMessage:
     turn_id = row["turn_id"] if "turn_id" in row else row["id"]
@@ -187,14 +207,14 @@ def _stored(row: Mapping[Any, Any]) -> StoredMessage:
     )
 
 
-def _turn(row: Mapping[Any, Any]) -> Turn:
+def _turn(row: Mapping[Any, Any], output: str | None) -> Turn:
     return Turn(
         id=TurnId(row["id"]),
         run_id=ConversationId(row["run_id"]),
         number=row["number"],
         status=TurnStatus(row["status"]),
         attempt=row["attempt"],
-        output=row["output"],
+        output=output,
         reason=row["reason"],
         error=row["error"],
         model=row["model"],

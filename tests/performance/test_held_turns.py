@@ -1,23 +1,26 @@
-"""What storage and HTTP add to turns that wait for their model, as a ratio to the same turns bare."""
+"""What storage adds to turns that wait for their model, as a ratio to the same turns without it."""
 
 import asyncio
 import time
 from collections.abc import Coroutine
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
 
 from app.bootstrap import Service
+from app.caller import LOCAL_USER, Caller
+from app.chat.runner import ChatWorkflowRunner
+from app.chat.turn import Prompt
 from app.frameworks.pydantic_ai.agent import PydanticAIAgent
 from app.frameworks.pydantic_ai.models import OwnServer, opened_models
-from app.ids import new_conversation_id, new_message_id, new_turn_id
+from app.ids import ConversationId, new_conversation_id, new_message_id, new_turn_id
 from app.messages.message import ConversationMessage, Envelope, Role, Side, Text
 from app.runs import TurnStatus
 from app.steps import StepInput, StepResult
 from tests.api.test_conversations import create
-from tests.api.test_messages import send
 from tests.scripted_model import Gate, Hold, Reply, ScriptedModel
 
 TURNS = 200
@@ -33,12 +36,13 @@ async def test_200_held_turns_take_hardly_longer_with_storage_than_without(
     service: Service,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The pool has five connections, of which the lease keeps one."""
+    """The pool has five connections, of which the lease and the recorder keep one each."""
     async with opened_models("scripted", OwnServer(model.base_url, None)) as models:
         agent = PydanticAIAgent(models, retries=0, tools=None)
         bare = await _timed(model, [_bare_turn(agent) for _ in range(TURNS)])
     conversations = [await create(client) for _ in range(TURNS)]
-    stored = await _timed(model, [_stored_turn(client, name) for name in conversations])
+    runner: ChatWorkflowRunner = service.app.state.api.runner
+    stored = await _timed(model, [_stored_turn(runner, name) for name in conversations])
 
     with capsys.disabled():
         figures = f"bare {bare:.2f} s, stored {stored:.2f} s, ratio {stored / bare:.2f}"
@@ -61,9 +65,11 @@ async def _timed(model: ScriptedModel, turns: list[Coroutine[Any, Any, None]]) -
     return time.monotonic() - started
 
 
-async def _stored_turn(client: httpx.AsyncClient, conversation: str) -> None:
-    response = await send(client, conversation, "hi")
-    assert response.json()["output"] == "done"
+async def _stored_turn(runner: ChatWorkflowRunner, conversation: str) -> None:
+    """Claim, log, finish and the read of the answer; without HTTP, as the bare one."""
+    prompt = Prompt(content="hi", metadata={}, request_id=None, trace_id=None)
+    sent = await runner.send_message(Caller(LOCAL_USER), ConversationId(UUID(conversation)), prompt)
+    assert sent.stored.turn.output == "done"
 
 
 async def _bare_turn(agent: PydanticAIAgent) -> None:
