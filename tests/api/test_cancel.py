@@ -214,6 +214,7 @@ async def test_a_cancelled_turn_never_becomes_anything_else(
         model.forget()
 
 
+@pytest.mark.timeout(90)
 async def test_what_is_told_and_what_is_kept_are_one_whenever_a_cancel_comes(
     live: httpx.AsyncClient, model: ScriptedModel
 ) -> None:
@@ -255,6 +256,7 @@ async def test_a_tool_that_is_slow_to_stop_holds_up_nobody(
     assert (await send(live, conversation, "go on")).status_code == 200
 
 
+@pytest.mark.timeout(90)
 async def test_erasure_reaches_readers_of_a_turn_that_has_ended(
     live: httpx.AsyncClient, model: ScriptedModel
 ) -> None:

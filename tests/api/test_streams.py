@@ -128,6 +128,7 @@ async def test_reasoning_is_told_only_where_it_is_shown(
         assert told == expected
 
 
+@pytest.mark.timeout(90)
 async def test_cut_after_every_event_of_a_live_turn_it_goes_on_byte_for_byte(
     live: httpx.AsyncClient, model: ScriptedModel
 ) -> None:
@@ -160,6 +161,7 @@ async def test_cut_after_every_event_of_a_live_turn_it_goes_on_byte_for_byte(
     assert cut > 8
 
 
+@pytest.mark.timeout(90)
 async def test_cut_after_every_event_of_a_finished_turn_it_goes_on_byte_for_byte(
     live: httpx.AsyncClient, model: ScriptedModel
 ) -> None:

@@ -161,6 +161,7 @@ def without_instructions(history: list[ModelMessage]) -> list[ModelMessage]:
     return ModelMessagesTypeAdapter.validate_python(documents)
 
 
+@pytest.mark.timeout(90)
 def test_every_history_is_sent_equal() -> None:
     wire = Wire()
     equal = 0
