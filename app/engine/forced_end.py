@@ -18,7 +18,7 @@ from app.events.stream_event import (
     TurnStarted,
 )
 from app.messages.codec import encode
-from app.messages.message import Outcome, Role
+from app.messages.message import INTERRUPTED_RESULT, Outcome, Role
 from app.observability.logging import get_logger
 from app.runs import Claim, Turn, TurnStatus
 from app.storage.database import Database, Driver
@@ -30,7 +30,6 @@ from app.wire.problem import turn_problem
 
 logger = get_logger()
 
-INTERRUPTED = "The tool call was interrupted before it had a result."
 EVERYTHING = 2**62
 
 
@@ -103,7 +102,7 @@ def _closing(projection: Projection) -> Sequence[StreamEvent]:
     if projection.open_message is not None:
         events.append(MessageCompleted(projection.messages[-1]))
     events += [
-        ToolCallCompleted(call_id, Outcome.INTERRUPTED, INTERRUPTED, None)
+        ToolCallCompleted(call_id, Outcome.INTERRUPTED, INTERRUPTED_RESULT, None)
         for call_id in projection.open_calls
     ]
     return events

@@ -84,7 +84,7 @@ class LocalEngine:
         return tuple(self._claims.values())
 
     def interrupt(self, turn_id: TurnId) -> None:
-        """The same without waiting."""
+        """Stops the turn if it runs here, without waiting for its end."""
         task = self._tasks.get(turn_id)
         if task is not None and not task.cancelling():
             task.cancel()
@@ -122,6 +122,7 @@ class LocalEngine:
         try:
             await self._handler.execute(begun)
         except Exception as error:
+            # A fault of ours must still end its turn: nobody awaits this task's result.
             logger.exception("turn_broke", turn_id=str(begun.claim.turn_id))
             await self._forced_end.fail(begun.claim, begun.as_turn(), error)
 

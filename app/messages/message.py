@@ -43,6 +43,8 @@ class Outcome(StrEnum):
     RETRIED = "retried"
 
 
+INTERRUPTED_RESULT = "The tool call was interrupted before it had a result."
+
 ToolKind: TypeAlias = Literal["function", "native"]
 
 

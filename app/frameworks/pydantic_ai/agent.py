@@ -25,8 +25,8 @@ from app.errors import ModelError, ModelRateLimitedError, ModelTimeoutError, Ste
 from app.events.stream_event import StepEvent
 from app.frameworks.pydantic_ai.messages import is_count, to_conversation, to_model
 from app.frameworks.pydantic_ai.models import BuiltModel, Models
-from app.frameworks.pydantic_ai.stream import INTERRUPTED, EventMapper
-from app.messages.message import Role
+from app.frameworks.pydantic_ai.stream import EventMapper
+from app.messages.message import INTERRUPTED_RESULT, Role
 from app.observability.logging import get_logger
 from app.runs import IncompleteReason, TurnStatus, Usage
 from app.steps import StepInput, StepOutput, StepResult
@@ -274,7 +274,7 @@ def _unanswered(messages: Sequence[ModelMessage]) -> list[tuple[str, str, str]]:
     }
     calls = [c for m in messages if isinstance(m, ModelResponse) for c in m.tool_calls]
     return [
-        (call.tool_name, INTERRUPTED, call.tool_call_id)
+        (call.tool_name, INTERRUPTED_RESULT, call.tool_call_id)
         for call in calls
         if call.tool_call_id not in answered
     ]

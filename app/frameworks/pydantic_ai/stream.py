@@ -34,10 +34,8 @@ from app.events.stream_event import (
 )
 from app.frameworks.pydantic_ai.messages import to_conversation
 from app.ids import MessageId, new_message_id
-from app.messages.message import JsonObject, Outcome, Role
+from app.messages.message import INTERRUPTED_RESULT, JsonObject, Outcome, Role
 from app.messages.text_policy import storable, storable_json
-
-INTERRUPTED = "The tool call was interrupted before it had a result."
 
 
 class EventMapper:
@@ -78,7 +76,9 @@ class EventMapper:
     def interrupted(self) -> Iterator[StepEvent]:
         """An end for each tool call that was told of and has none."""
         for call_id, started in self._started.items():
-            yield ToolCallCompleted(call_id, Outcome.INTERRUPTED, INTERRUPTED, _since(started))
+            yield ToolCallCompleted(
+                call_id, Outcome.INTERRUPTED, INTERRUPTED_RESULT, _since(started)
+            )
         self._started.clear()
 
     def map(self, event: AgentStreamEvent) -> Iterator[StepEvent]:

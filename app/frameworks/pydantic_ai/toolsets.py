@@ -51,6 +51,7 @@ def _functions_of(name: str) -> list[Callable[..., Any]]:
     except ImportError as error:
         raise ConfigurationError(f"CHAT_TOOLS: cannot import {name!r}: {error}") from error
     except Exception as error:
+        # The operator's module may raise anything while it is imported.
         kind = type(error).__name__
         raise ConfigurationError(f"CHAT_TOOLS: {name!r} raises {kind} on import") from error
     members = inspect.getmembers(module, inspect.isfunction)
