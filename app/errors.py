@@ -22,6 +22,7 @@ ChatWorkflowError
 │   ├── InvalidRequestError       carries a pointer for each fault
 │   ├── BadCursorError
 │   ├── BadLastEventIdError       beyond the last committed event, or of another turn
+│   ├── PreconditionFailedError   the conversation is not at the version that If-Match names
 │   └── IdempotencyMismatchError  the key was used for something else
 ├── StepError                     the step failed; its turn is stored with this problem
 │   ├── ModelError
@@ -162,6 +163,10 @@ class BadCursorError(RequestError):
 
 class BadLastEventIdError(RequestError):
     """The id of no event that this turn has committed."""
+
+
+class PreconditionFailedError(RequestError):
+    """The conversation has changed since the client looked; nothing was stored."""
 
 
 class IdempotencyMismatchError(RequestError):

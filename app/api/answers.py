@@ -27,6 +27,18 @@ class JsonAnswer(Response):
         return dump_json(content).encode()
 
 
+class NotModified(Response):
+    """For a client whose copy is still right (RFC 9110, section 15.4.5)."""
+
+    def __init__(self, etag: str) -> None:
+        super().__init__(status_code=304, headers=kept_as(etag))
+
+
+def kept_as(etag: str) -> dict[str, str]:
+    """Headers of an answer that its client may keep, and has to ask about before each use."""
+    return {"ETag": etag, "Cache-Control": "private, no-cache"}
+
+
 class ProblemAnswer(JsonAnswer):
     media_type = MEDIA_TYPE
 

@@ -61,7 +61,10 @@ def _is_key(document: Any, kind: str, length: int) -> bool:
 
 
 def page_answer(
-    request: Request, data: Sequence[Mapping[str, Any]], next_cursor: str | None
+    request: Request,
+    data: Sequence[Mapping[str, Any]],
+    next_cursor: str | None,
+    headers: Mapping[str, str] | None = None,
 ) -> JsonAnswer:
     document = {
         "object": "list",
@@ -69,8 +72,8 @@ def page_answer(
         "has_more": next_cursor is not None,
         "next_cursor": next_cursor,
     }
-    if next_cursor is None:
-        return JsonAnswer(document)
-    query = dict(request.query_params) | {"cursor": next_cursor}
-    link = f'<{request.url.path}?{urlencode(query)}>; rel="next"'
-    return JsonAnswer(document, headers={"Link": link})
+    headers = dict(headers or {})
+    if next_cursor is not None:
+        query = dict(request.query_params) | {"cursor": next_cursor}
+        headers["Link"] = f'<{request.url.path}?{urlencode(query)}>; rel="next"'
+    return JsonAnswer(document, headers=headers)

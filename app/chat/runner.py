@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import cast
 
 from app.caller import Caller
 from app.chat.cancelling import Cancelling
 from app.chat.config import ChatWorkflowConfig
+from app.chat.metadata import merged
 from app.chat.turn import ChatTurn, KnownTurn, Prompt
 from app.chat.turn_stream import TurnStream
 from app.engine.engine import RunEngine
@@ -20,10 +22,11 @@ from app.errors import (
     DrainingError,
     KeyTakenError,
     NotFoundError,
+    PreconditionFailedError,
     StillRunningError,
 )
 from app.ids import ConversationId, TurnId, new_conversation_id, new_turn_id
-from app.messages.codec import hash_of
+from app.messages.codec import dump_json, hash_of
 from app.runs import BegunTurn, Run, RunStatus, Turn
 from app.storage.database import Database
 from app.storage.idempotency_store import CREATE, IdempotencyStore, RequestKey
@@ -46,6 +49,26 @@ class NewConversation:
     session_id: str | None
     parent_workflow_id: str | None
     idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationPatch:
+    """What to change: `title` and `metadata` (a merge patch), where they are given; None removes.
+
+    `if_match`: only at one of these versions; None: at any.
+    """
+
+    changes: Mapping[str, object]
+    if_match: frozenset[int] | None = None
+
+    def title_of(self, run: Run) -> str | None:
+        return cast("str | None", self.changes.get("title", run.title))
+
+    def metadata_of(self, run: Run) -> Mapping[str, object]:
+        if "metadata" not in self.changes:
+            return run.metadata
+        patch = self.changes["metadata"]
+        return {} if patch is None else merged(run.metadata, cast("Mapping[str, object]", patch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +165,24 @@ class ChatWorkflowRunner:
                 after=after,
                 status=status,
                 user_id=user_id,
+            )
+
+    async def update(
+        self, caller: Caller, conversation_id: ConversationId, patch: ConversationPatch
+    ) -> Run:
+        """Changes title and metadata, also while a turn runs.
+
+        Raises NotFoundError, PreconditionFailedError, InvalidRequestError.
+        """
+        async with self._database.transaction() as transaction:
+            run = await self._runs.lock(transaction, caller, conversation_id)
+            if patch.if_match is not None and run.version not in patch.if_match:
+                raise PreconditionFailedError
+            title, metadata = patch.title_of(run), patch.metadata_of(run)
+            if title == run.title and dump_json(metadata) == dump_json(run.metadata):
+                return run
+            return await self._runs.describe(
+                transaction, conversation_id, title=title, metadata=metadata
             )
 
     async def send_message(
@@ -292,6 +333,11 @@ class ChatWorkflowRunner:
             if not history:
                 await self._runs.get(connection, caller, conversation_id)
         return history
+
+    async def version(self, caller: Caller, conversation_id: ConversationId) -> int:
+        """Another one than before when anything may have changed. Raises NotFoundError."""
+        async with self._database.connection() as connection:
+            return await self._runs.version(connection, caller, conversation_id)
 
     async def turn(
         self, caller: Caller, conversation_id: ConversationId, turn_id: TurnId

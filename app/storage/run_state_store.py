@@ -76,7 +76,7 @@ class RunningTurn:
 
 
 class RunStateStore:
-    """Each method is one statement, but `close`, whose caller holds the transaction."""
+    """Each method is one statement, but those whose caller holds the transaction: `lock` and after."""
 
     async def create(self, connection: AsyncConnection, new: NewRun) -> Run:
         values = {
@@ -224,28 +224,58 @@ class RunStateStore:
         self, connection: AsyncConnection, caller: Caller, run_id: ConversationId
     ) -> Run:
         """Marks as completed; again is fine. Raises NotFoundError, TurnInProgressError."""
-        lock = select(runs.c.status, runs.c.active_turn_id)
-        lock = lock.where(visible(caller, "write"), runs.c.id == run_id).with_for_update(
-            key_share=True
-        )
-        row = (await connection.execute(lock)).one_or_none()
-        if row is None:
+        run = await self.lock(connection, caller, run_id)
+        if run.active_turn is not None:
+            raise TurnInProgressError(run_id, run.active_turn.id)
+        if run.status is RunStatus.CLOSED:
+            return run
+        closed = {"status": "closed", "closed_at": func.now(), "updated_at": func.now()}
+        return await self._change(connection, run_id, closed)
+
+    async def lock(
+        self, connection: AsyncConnection, caller: Caller, run_id: ConversationId
+    ) -> Run:
+        """The conversation, which nobody else changes until the transaction ends.
+
+        Two statements: what the first waited for, only a later one sees. Raises NotFoundError.
+        """
+        lock = select(runs.c.id).where(visible(caller, "write"), runs.c.id == run_id)
+        if (await connection.execute(lock.with_for_update(key_share=True))).one_or_none() is None:
             raise NotFoundError
-        if row.active_turn_id is not None:
-            raise TurnInProgressError(run_id, TurnId(row.active_turn_id))
-        if row.status == RunStatus.OPEN.value:
-            await connection.execute(
-                update(runs)
-                .where(runs.c.id == run_id)
-                .values(
-                    status=RunStatus.CLOSED.value,
-                    closed_at=func.now(),
-                    updated_at=func.now(),
-                    version=runs.c.version + 1,
-                )
-            )
+        return await self._read(connection, run_id)
+
+    async def describe(
+        self,
+        connection: AsyncConnection,
+        run_id: ConversationId,
+        *,
+        title: str | None,
+        metadata: Mapping[str, object],
+    ) -> Run:
+        """Changes what a locked conversation is called and what its client keeps with it."""
+        return await self._change(connection, run_id, {"title": title, "metadata": metadata})
+
+    async def _change(
+        self, connection: AsyncConnection, run_id: ConversationId, values: Mapping[str, object]
+    ) -> Run:
+        await connection.execute(
+            update(runs).where(runs.c.id == run_id).values(**values, version=runs.c.version + 1)
+        )
+        return await self._read(connection, run_id)
+
+    async def _read(self, connection: AsyncConnection, run_id: ConversationId) -> Run:
         query = _select_runs().where(runs.c.id == run_id)
         return _run((await connection.execute(query)).mappings().one())
+
+    async def version(
+        self, connection: AsyncConnection, caller: Caller, run_id: ConversationId
+    ) -> int:
+        """Grows with everything that can be seen of a conversation. Raises NotFoundError."""
+        query = select(runs.c.version).where(visible(caller, "read"), runs.c.id == run_id)
+        version = (await connection.execute(query)).scalar_one_or_none()
+        if version is None:
+            raise NotFoundError
+        return version
 
     async def orphans(
         self,

@@ -27,6 +27,7 @@ from app.errors import (
     ModelTimeoutError,
     NotFoundError,
     OutcomeUnknownError,
+    PreconditionFailedError,
     StillRunningError,
     TurnInProgressError,
     UnauthenticatedError,
@@ -119,6 +120,12 @@ KINDS: Mapping[type[ChatWorkflowError], Kind] = {
     ),
     BodyTimeoutError: Kind(
         408, "body_timeout", "Body timed out", "The body did not arrive in time.", retryable=True
+    ),
+    PreconditionFailedError: Kind(
+        412,
+        "precondition_failed",
+        "Precondition failed",
+        "The conversation has changed since: read it again, then send the change with its ETag.",
     ),
     BodyTooLargeError: Kind(
         413, "body_too_large", "Body too large", "The body is larger than this service takes."

@@ -5,16 +5,17 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Body, Query, Request
 from starlette.responses import Response
 
-from app.api.answers import REPLAYED, JsonAnswer
+from app.api.answers import REPLAYED, JsonAnswer, NotModified, kept_as
 from app.api.dependencies import CallerDep, ConversationIdDep, IdempotencyKeyDep, RunnerDep
+from app.api.etags import etag_of, expected_versions, is_unchanged
 from app.api.pagination import encode_cursor, page_answer, place_of
 from app.api.routes.messages import turn_answer
-from app.api.schemas.conversation import CreateConversation
+from app.api.schemas.conversation import CreateConversation, PatchConversation
 from app.api.schemas.page import Page
 from app.api.schemas.text import StorableText
 from app.api.strict_json import StrictJsonRoute
-from app.chat.runner import NewConversation, Order
-from app.runs import RunStatus
+from app.chat.runner import ConversationPatch, NewConversation, Order
+from app.runs import Run, RunStatus
 from app.wire.conversation import ConversationDocument, conversation_document
 from app.wire.paths import conversation_path
 from app.wire.turn import TurnDocument
@@ -49,10 +50,11 @@ async def create(
             idempotency_key=key,
         ),
     )
-    headers = {"Location": conversation_path(run.id)}
+    answer = conversation_answer(run, status=201)
+    answer.headers["Location"] = conversation_path(run.id)
     if replayed:
-        headers[REPLAYED] = "true"
-    return JsonAnswer(conversation_document(run), status_code=201, headers=headers)
+        answer.headers[REPLAYED] = "true"
+    return answer
 
 
 @router.get(
@@ -92,10 +94,35 @@ async def list_conversations(
     "/{conversation_id}",
     summary="Read a conversation",
     response_model=None,
+    responses={200: {"model": ConversationDocument}, 304: {}},
+)
+async def get(
+    request: Request, caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep
+) -> Response:
+    """304 when `If-None-Match` names its `ETag`."""
+    run = await runner.get(caller, conversation_id)
+    if is_unchanged(request, run.version):
+        return NotModified(etag_of(run.version))
+    return conversation_answer(run)
+
+
+@router.patch(
+    "/{conversation_id}",
+    summary="Change title and metadata",
+    response_model=None,
     responses={200: {"model": ConversationDocument}},
 )
-async def get(caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep) -> Response:
-    return JsonAnswer(conversation_document(await runner.get(caller, conversation_id)))
+async def patch(
+    request: Request,
+    caller: CallerDep,
+    runner: RunnerDep,
+    conversation_id: ConversationIdDep,
+    body: PatchConversation,
+) -> Response:
+    """A JSON Merge Patch (RFC 7396): null removes. With `If-Match` only if nothing has changed."""
+    given = body.model_dump(exclude_unset=True)
+    wanted = ConversationPatch(changes=given, if_match=expected_versions(request))
+    return conversation_answer(await runner.update(caller, conversation_id, wanted))
 
 
 @router.post(
@@ -107,7 +134,7 @@ async def get(caller: CallerDep, runner: RunnerDep, conversation_id: Conversatio
 async def close(
     caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep
 ) -> Response:
-    return JsonAnswer(conversation_document(await runner.close(caller, conversation_id)))
+    return conversation_answer(await runner.close(caller, conversation_id))
 
 
 @router.post(
@@ -135,3 +162,9 @@ async def delete(
 ) -> Response:
     await runner.delete(caller, conversation_id)
     return Response(status_code=204)
+
+
+def conversation_answer(run: Run, *, status: int = 200) -> JsonAnswer:
+    return JsonAnswer(
+        conversation_document(run), status_code=status, headers=kept_as(etag_of(run.version))
+    )

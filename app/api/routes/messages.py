@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from app.api.answers import REPLAYED, JsonAnswer, problem_answer
+from app.api.answers import REPLAYED, JsonAnswer, NotModified, kept_as, problem_answer
 from app.api.dependencies import (
     CallerDep,
     ConversationIdDep,
@@ -13,6 +13,7 @@ from app.api.dependencies import (
     RequestIdDep,
     RunnerDep,
 )
+from app.api.etags import etag_of, is_unchanged
 from app.api.pagination import encode_cursor, page_answer, turn_number_of
 from app.api.preferences import preference_of
 from app.api.schemas.message import SendMessage
@@ -105,7 +106,7 @@ def prompt_of(body: SendMessage, request_id: str, key: str | None) -> Prompt:
     "",
     summary="Read the history, oldest first",
     response_model=None,
-    responses={200: {"model": Page[MessageDocument]}},
+    responses={200: {"model": Page[MessageDocument]}, 304: {}},
 )
 async def history(
     request: Request,
@@ -115,8 +116,15 @@ async def history(
     limit: Annotated[int, Query(ge=1, le=200, description="How many turns.")] = 20,
     cursor: Annotated[str | None, Query(max_length=500)] = None,
 ) -> Response:
-    """The first page holds the latest turns; `next_cursor` leads to older ones."""
+    """The first page holds the latest turns; `next_cursor` leads to older ones.
+
+    304 when `If-None-Match` names the `ETag`: a cheap question for those who ask often.
+    """
     before = turn_number_of(cursor, CURSOR)
+    # Read first: what comes between the two reads makes the page newer than its tag, never older.
+    version = await runner.version(caller, conversation_id)
+    if is_unchanged(request, version):
+        return NotModified(etag_of(version))
     placed = await runner.get_history(caller, conversation_id, limit=limit, before=before)
     documents = [
         message_document(item.message, item.turn_id, item.turn_number)
@@ -125,7 +133,7 @@ async def history(
     ]
     first = placed[0].turn_number if placed else 1
     older = encode_cursor(CURSOR, first) if first > 1 else None
-    return page_answer(request, documents, older)
+    return page_answer(request, documents, older, kept_as(etag_of(version)))
 
 
 def ended_turn_answer(ended: TurnWithMessages) -> Response:

@@ -31,3 +31,18 @@ class CreateConversation(BaseModel):
     config: ConfigOverrides = Field(default_factory=ConfigOverrides)
     session_id: Annotated[StorableText, Field(min_length=1, max_length=200)] | None = None
     parent_workflow_id: Annotated[StorableText, Field(min_length=1, max_length=200)] | None = None
+
+
+class PatchConversation(BaseModel):
+    """A JSON Merge Patch (RFC 7396): what is not given stays, null removes."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [{"title": "Trip to Bergen", "metadata": {"ship": None, "by": "train"}}]
+        },
+    )
+
+    title: Annotated[WrittenText, Field(max_length=200)] | None = None
+    metadata: Metadata | None = None

@@ -1,14 +1,11 @@
 """Checks on what clients write: only what can be stored, whole."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from app.messages.codec import dump_json
-from app.messages.text_policy import is_storable, storable_json
-
-LARGEST_METADATA = 16 * 1024
-DEEPEST_METADATA = 16
+from app.chat.metadata import flaw_of
+from app.messages.text_policy import is_storable
 
 
 def _storable(text: str) -> str:
@@ -24,24 +21,10 @@ def _not_blank(text: str) -> str:
 
 
 def _metadata(value: dict[str, Any]) -> dict[str, Any]:
-    if not _is_shallow(value, DEEPEST_METADATA):
-        raise ValueError(f"must not be nested deeper than {DEEPEST_METADATA} levels")
-    if storable_json(value) != value:
-        raise ValueError("must not hold NUL or a lone surrogate")
-    if len(dump_json(value).encode()) > LARGEST_METADATA:
-        raise ValueError(f"must not be larger than {LARGEST_METADATA} bytes of JSON")
+    flaw = flaw_of(value)
+    if flaw is not None:
+        raise ValueError(flaw)
     return value
-
-
-def _is_shallow(value: object, levels: int) -> bool:
-    if levels == 0:
-        return False
-    if isinstance(value, dict):
-        values = cast("dict[str, object]", value).values()
-        return all(_is_shallow(item, levels - 1) for item in values)
-    if isinstance(value, list):
-        return all(_is_shallow(item, levels - 1) for item in cast("list[object]", value))
-    return True
 
 
 StorableText = Annotated[str, AfterValidator(_storable)]
