@@ -5,10 +5,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from fastapi import FastAPI
-
-from app.api.application import create_application
+from app.api.application import Front, create_application
 from app.api.connections import Connections
+from app.api.limits import Limits, OpenStreams, RateLimit
 from app.api.state import ApiState
 from app.chat.cancelling import Cancelling
 from app.chat.config import ChatWorkflowConfig
@@ -40,10 +39,13 @@ from app.storage.run_state_store import RunStateStore
 from app.storage.schema import SchemaState, migrate, require_usable_schema
 from app.storage.transcript_store import TranscriptStore
 from app.storage.worker_store import WorkerStore
+from app.streaming.conversation_subscription import ConversationSubscriptions
+from app.streaming.conversation_watch import ConversationWatch
 from app.streaming.followers import Closing, Followers
 from app.streaming.pruning import Pruning
 from app.streaming.recorder import Recorder
 from app.streaming.subscription import Subscriptions
+from app.wire.paths import Paths
 
 logger = get_logger()
 
@@ -53,11 +55,15 @@ ERASURE_PATIENCE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    app: FastAPI
+    """The application, its runner for programs that embed it, and what has to be told of the end."""
+
+    app: Front
+    runner: ChatWorkflowRunner
     database: Database
     engine: LocalEngine
     connections: Connections
     followers: Followers
+    conversation_watch: ConversationWatch
     pruning: Pruning
     keys: Keys
 
@@ -65,6 +71,7 @@ class Service:
         """Takes no more sends, lets turns end for `grace` seconds, then closes every stream."""
         await self.engine.drain(grace)
         self.followers.shut_down()
+        self.conversation_watch.ring_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ async def running_service(settings: Settings, database_url: str) -> AsyncGenerat
                 group.create_task(background.watch.keep_looking()),
                 group.create_task(background.recovery.keep_sweeping()),
                 group.create_task(background.erasure.keep_purging()),
+                group.create_task(service.conversation_watch.keep_looking()),
                 group.create_task(service.pruning.keep_pruning()),
             ]
             try:
@@ -124,15 +132,19 @@ def _own_server(settings: Settings) -> OwnServer | None:
 
 def _assemble(settings: Settings, database: Database, models: Models) -> tuple[Service, Background]:
     runs, transcripts, workers = RunStateStore(), TranscriptStore(), WorkerStore()
-    event_log, followers = EventLog(), Followers()
-    recorder = Recorder(database, event_log, followers)
+    event_log, followers, paths = EventLog(), Followers(), Paths(settings.chat_root_path)
+    recorder = Recorder(database, event_log, followers, paths)
     request_keys = IdempotencyStore()
     executor = _executor(settings, models)
     turn = ChatTurn(database, runs, transcripts, request_keys, executor, recorder)
     lease = Lease(database, workers, length=settings.chat_lease)
-    forced_end = ForcedEnd(database, runs, transcripts, event_log)
+    forced_end = ForcedEnd(database, runs, transcripts, event_log, paths)
     engine = LocalEngine(
-        turn, lease, forced_end, on_end=lambda turn_id: followers.close(turn_id, Closing.LOST)
+        turn,
+        lease,
+        forced_end,
+        max_turns=settings.chat_max_turns_per_process,
+        on_end=lambda turn_id: followers.close(turn_id, Closing.LOST),
     )
     recovery = Recovery(
         database,
@@ -150,6 +162,8 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         await engine.stop(turn_id, ERASURE_PATIENCE)
 
     erasure = Erasure(database, ErasureStore(), stop_turn=stop_erased)
+    subscriptions = Subscriptions(database, event_log, transcripts, followers, paths)
+    conversation_watch = ConversationWatch(database, runs)
     runner = ChatWorkflowRunner(
         database,
         runs,
@@ -157,19 +171,24 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         request_keys,
         turn,
         engine,
-        Subscriptions(database, event_log, transcripts, followers),
+        subscriptions,
+        ConversationSubscriptions(database, runs, transcripts, subscriptions, conversation_watch),
         Cancelling(database, runs, transcripts, engine, forced_end, followers),
         config=_default_config(settings),
         erase=erasure.erase_conversation,
     )
     keys = Keys(database, KeyStore())
-    authenticator: Authenticator = keys if settings.chat_auth == "keys" else Loopback()
+    authenticator: Authenticator = (
+        keys if settings.chat_auth == "keys" else Loopback(settings.cors_origins)
+    )
     health = Health(database, model=settings.chat_model, is_draining=lambda: engine.is_draining)
     connections = Connections()
     state = ApiState(
         runner=runner,
+        paths=paths,
         authenticator=authenticator,
         health=health,
+        limits=_limits(settings),
         max_body=settings.chat_max_body,
         heartbeat=settings.chat_heartbeat,
         send_timeout=settings.chat_send_timeout,
@@ -178,17 +197,33 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
     pruning = Pruning(
         database, event_log, request_keys, event_retention=settings.chat_event_retention
     )
+    front = Front(
+        create_application(state),
+        base_path=settings.chat_root_path,
+        cors_origins=settings.cors_origins,
+        trusted_proxies=settings.trusted_proxies,
+    )
     service = Service(
-        app=create_application(state),
+        app=front,
+        runner=runner,
         database=database,
         engine=engine,
         connections=connections,
         followers=followers,
+        conversation_watch=conversation_watch,
         pruning=pruning,
         keys=keys,
     )
     background = Background(lease, recovery, recorder, watch, erasure)
     return service, background
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        requests=RateLimit("requests", limit=settings.chat_request_limit, window=1),
+        sends=RateLimit("sends", limit=settings.chat_rate_limit, window=60),
+        streams=OpenStreams(settings.chat_streams_per_caller),
+    )
 
 
 def _executor(settings: Settings, models: Models) -> DirectExecutor:

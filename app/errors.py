@@ -9,10 +9,12 @@ ChatWorkflowError
 ├── KeyTakenError                 the idempotency key is known; never reaches a client
 ├── StillRunningError             a waiting send gave up; the turn goes on
 ├── DrainingError                 the service is shutting down
+├── OverloadedError               as many turns run in this process as may
 ├── DatabaseUnavailableError
 │   └── OutcomeUnknownError       whether the turn was begun will show when the database is back
 ├── CallerError
 │   ├── UnauthenticatedError
+│   ├── RateLimitedError          too many requests, sends or open streams of this caller
 │   └── ForbiddenError            a foreign Host or Origin, or a missing scope
 ├── RequestError                  the request is at fault; nothing was stored
 │   ├── MalformedJsonError
@@ -92,6 +94,14 @@ class DrainingError(ChatWorkflowError):
         self.turn_id = turn_id
 
 
+class OverloadedError(ChatWorkflowError):
+    """`limit` turns run in this process; another one would be at their expense."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} turns run in this process already")
+        self.limit = limit
+
+
 class DatabaseUnavailableError(ChatWorkflowError):
     """PostgreSQL cannot be reached, or did not answer in time."""
 
@@ -115,6 +125,14 @@ class UnauthenticatedError(CallerError):
 
 class ForbiddenError(CallerError):
     """Never for a foreign id: that is NotFoundError."""
+
+
+class RateLimitedError(CallerError):
+    """More than the operator allows one caller; `retry_after` in seconds."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__("this caller has done too much at once")
+        self.retry_after = retry_after
 
 
 class RequestError(ChatWorkflowError):

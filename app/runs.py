@@ -75,6 +75,10 @@ class Run:
     updated_at: datetime
     closed_at: datetime | None
 
+    @property
+    def is_open(self) -> bool:
+        return self.status is RunStatus.OPEN
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:

@@ -88,6 +88,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         service.app,
         lifespan="off",
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

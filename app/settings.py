@@ -1,15 +1,26 @@
 """Every environment variable, typed. Read only by cli and bootstrap."""
 
 import os
+import re
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from dotenv import dotenv_values
 from platformdirs import user_data_path
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 PREFIX = "CHAT_"
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
 SECRETS = ("database_url", "chat_model_api_key")
 
 
@@ -45,6 +56,17 @@ class Settings(BaseModel):
     chat_host: str = Field(default="127.0.0.1", description="address to listen on")
     chat_port: int = Field(
         default=8000, ge=0, le=65_535, description="port to listen on; 0: any free one"
+    )
+    chat_root_path: Annotated[str, Field(pattern=r"^((/[A-Za-z0-9._~-]+)+)?$")] = Field(
+        default="", description="base path behind a proxy, such as /chat"
+    )
+    chat_trusted_proxies: str | None = Field(
+        default=None,
+        description="comma-separated addresses or networks whose X-Forwarded headers are believed",
+    )
+    chat_cors_origins: str | None = Field(
+        default=None,
+        description="comma-separated origins whose pages may call; *: any (with authentication)",
     )
     chat_auto_migrate: bool | None = Field(
         default=None,
@@ -98,6 +120,18 @@ class Settings(BaseModel):
     chat_auth: Literal["none", "keys"] = Field(
         default="none", description="none: one local user, loopback only; keys: API keys"
     )
+    chat_rate_limit: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None, description="sends per minute of a caller, in this process; unset: any"
+    )
+    chat_request_limit: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None, description="requests per second of a caller, in this process; unset: any"
+    )
+    chat_streams_per_caller: int = Field(
+        default=100, ge=1, description="streams that a caller may have open, in this process"
+    )
+    chat_max_turns_per_process: int = Field(
+        default=64, ge=1, description="turns that run here at once; more are refused at once"
+    )
     chat_max_body: int = Field(
         default=4 * 1024 * 1024, ge=1024, description="largest request body in bytes"
     )
@@ -116,7 +150,36 @@ class Settings(BaseModel):
             raise ValueError(
                 "CHAT_MODEL_BASE_URL needs CHAT_MODEL, the model's name on that server"
             )
+        if self.chat_auth == "none" and "*" in self.cors_origins:
+            raise ValueError(
+                "CHAT_CORS_ORIGINS='*' would let every web page in: set CHAT_AUTH=keys"
+            )
         return self
+
+    @field_validator("chat_cors_origins")
+    @classmethod
+    def _check_origins(cls, value: str | None) -> str | None:
+        if not all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in _listed(value)):
+            raise ValueError("an origin is like https://chat.example, without a path")
+        return value
+
+    @field_validator("chat_trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, value: str | None) -> str | None:
+        for proxy in _listed(value):
+            try:
+                ip_network(proxy)
+            except ValueError:
+                raise ValueError("a proxy is an address or a network, like 10.0.0.0/8") from None
+        return value
+
+    @property
+    def cors_origins(self) -> list[str]:
+        return _listed(self.chat_cors_origins)
+
+    @property
+    def trusted_proxies(self) -> list[str]:
+        return _listed(self.chat_trusted_proxies)
 
     @property
     def auto_migrate(self) -> bool:
@@ -126,8 +189,11 @@ class Settings(BaseModel):
 
     @property
     def tool_modules(self) -> list[str]:
-        names = (self.chat_tools or "").split(",")
-        return [name.strip() for name in names if name.strip()]
+        return _listed(self.chat_tools)
+
+
+def _listed(value: str | None) -> list[str]:
+    return [item.strip() for item in (value or "").split(",") if item.strip()]
 
 
 def load_settings(overrides: Mapping[str, Any] | None = None) -> Settings:

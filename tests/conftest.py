@@ -69,6 +69,7 @@ def settings(postgres_url: str, _model: ScriptedModel) -> Settings:
         database_url=SecretStr(postgres_url),
         chat_auto_migrate=True,
         chat_db_pool=5,
+        chat_max_turns_per_process=1000,
         chat_model="scripted",
         chat_model_base_url=_model.base_url,
         chat_model_retries=0,

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+_PEER = "peer"
 
 
 class Connections:
@@ -12,12 +14,23 @@ class Connections:
         self._reset: Callable[[object], None] = _nothing
 
     def served_by(self, reset: Callable[[object], None]) -> None:
-        """`reset` takes the client's address, as a request's scope has it."""
+        """`reset` takes the peer's address, as the server gave it with the request."""
         self._reset = reset
 
     def abort(self, scope: Scope) -> None:
-        self._reset(scope.get("client"))
+        self._reset(scope["state"].get(_PEER))
 
 
-def _nothing(_client: object) -> None:
+class PeerMiddleware:
+    """Keeps the connection's own address, which forwarded headers may replace by the client's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})[_PEER] = scope.get("client")
+        await self._app(scope, receive, send)
+
+
+def _nothing(_peer: object) -> None:
     """Requests that come by no connection, as in tests."""

@@ -1,25 +1,47 @@
 """What routes ask for by type: the caller, the runner, ids from the path."""
 
+from collections.abc import AsyncGenerator
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import Depends, Header, Path, Request
 
+from app.api.admission import admitted
+from app.api.limits import count
 from app.api.state import state_of
+from app.api.trace_context import trace_id_of
 from app.caller import Caller
 from app.chat.runner import ChatWorkflowRunner
 from app.errors import NotFoundError
 from app.ids import ConversationId, TurnId
+from app.wire.paths import Paths
 
 
 async def _caller(request: Request) -> Caller:
     """Known already where a body was read, which is done for known callers only."""
-    known: Caller | None = getattr(request.state, "caller", None)
-    return known or await state_of(request).authenticator.authenticate(request.headers)
+    return await admitted(request)
+
+
+async def _sender(request: Request) -> Caller:
+    """Who begins a turn, which is counted apart."""
+    caller = await admitted(request)
+    count(request, state_of(request).limits.sends, caller)
+    return caller
+
+
+async def _stream_place(request: Request) -> AsyncGenerator[None]:
+    """Held until the last byte is sent: the framework ends this block no sooner."""
+    caller = await admitted(request)
+    with state_of(request).limits.streams.one_more(caller.user_id):
+        yield
 
 
 async def _runner(request: Request) -> ChatWorkflowRunner:
     return state_of(request).runner
+
+
+async def _paths(request: Request) -> Paths:
+    return state_of(request).paths
 
 
 async def _request_id(request: Request) -> str:
@@ -51,6 +73,14 @@ async def _idempotency_key(
     return idempotency_key
 
 
+async def _trace_id(
+    traceparent: Annotated[
+        str | None, Header(description="W3C Trace Context; its trace id stands in the turn.")
+    ] = None,
+) -> str | None:
+    return trace_id_of(traceparent)
+
+
 async def _conversation_id(
     conversation_id: Annotated[str, Path(description="The conversation's id, a UUIDv7.")],
 ) -> ConversationId:
@@ -64,7 +94,11 @@ async def _turn_id(
 
 
 CallerDep = Annotated[Caller, Depends(_caller)]
+SenderDep = Annotated[Caller, Depends(_sender)]
+HoldsStreamPlace = Depends(_stream_place)
+TraceIdDep = Annotated[str | None, Depends(_trace_id)]
 RunnerDep = Annotated[ChatWorkflowRunner, Depends(_runner)]
+PathsDep = Annotated[Paths, Depends(_paths)]
 RequestIdDep = Annotated[str, Depends(_request_id)]
 ConversationIdDep = Annotated[ConversationId, Depends(_conversation_id)]
 IdempotencyKeyDep = Annotated[str | None, Depends(_idempotency_key)]

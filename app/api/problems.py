@@ -10,7 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from app.api.answers import problem_answer
-from app.api.request_id import HEADER as REQUEST_ID
+from app.api.methods import Methods
+from app.api.state import state_of
 from app.errors import (
     ChatWorkflowError,
     Fault,
@@ -19,20 +20,39 @@ from app.errors import (
     TurnInProgressError,
 )
 from app.observability.logging import get_logger
-from app.wire.problem import Kind, document_of, kind_of, problem_document, retry_after_of
+from app.wire.problem import (
+    Kind,
+    ProblemDocument,
+    document_of,
+    kind_of,
+    problem_document,
+    retry_after_of,
+)
 
 logger = get_logger()
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, methods: Methods) -> None:
+    async def http(request: Request, error: Exception) -> Response:
+        """Unknown paths and methods, as the framework finds them."""
+        if not isinstance(error, HTTPException):
+            raise error
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            return await _expected(request, NotFoundError())
+        answer = _plain(request, HTTPStatus(error.status_code))
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            # The framework names those of the first route only that it finds.
+            answer.headers["Allow"] = ", ".join(methods.of(request.scope))
+        return answer
+
     app.add_exception_handler(ChatWorkflowError, _expected)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, _unexpected)
 
 
 async def _expected(request: Request, error: Exception) -> Response:
-    document = problem_document(error, instance=request.url.path, request_id=_id_of(request))
+    document = _document(request, error)
     if kind_of(error).status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.warning("request_failed", code=document["code"], request_id=_id_of(request))
     answer = problem_answer(document, retry_after=retry_after_of(error))
@@ -47,28 +67,21 @@ async def _invalid(request: Request, error: Exception) -> Response:
     return await _expected(request, InvalidRequestError(_faults(error.errors())))
 
 
-async def _http(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods, as the framework finds them."""
-    if not isinstance(error, HTTPException):
-        raise error
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        return await _expected(request, NotFoundError())
-    status = HTTPStatus(error.status_code)
+def _plain(request: Request, status: HTTPStatus) -> Response:
     kind = Kind(status, status.phrase.lower().replace(" ", "_"), status.phrase, status.description)
     document = document_of(kind, instance=request.url.path, request_id=_id_of(request))
-    answer = problem_answer(document)
-    for name, value in (error.headers or {}).items():
-        answer.headers[name] = value
-    return answer
+    return problem_answer(document)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     logger.error("request_broke", request_id=_id_of(request), exc_info=error)
-    document = problem_document(error, instance=request.url.path, request_id=_id_of(request))
-    answer = problem_answer(document)
-    # This answer is made outside of the middleware that gives all others their id.
-    answer.headers[REQUEST_ID] = _id_of(request)
-    return answer
+    document = _document(request, error)
+    return problem_answer(document)
+
+
+def _document(request: Request, error: Exception) -> ProblemDocument:
+    paths = state_of(request).paths
+    return problem_document(error, paths, instance=request.url.path, request_id=_id_of(request))
 
 
 def _id_of(request: Request) -> str:

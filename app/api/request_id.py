@@ -15,9 +15,6 @@ class RequestIdMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         given = Headers(scope=scope).get(HEADER, "")
         request_id = given if _SANE.fullmatch(given) else str(uuid7())
         scope.setdefault("state", {})["request_id"] = request_id

@@ -4,7 +4,7 @@ Routes write stored documents with their ids, nothing else. Heartbeat and discon
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
@@ -28,17 +28,19 @@ HEARTBEAT = b":\n\n"
 PIECE = 32 * 1024
 
 
-class TurnStreamAnswer(EventSourceResponse):
-    """The frames of one turn. A client that leaves, or takes nothing for too long, stops nothing."""
+class StreamAnswer(EventSourceResponse):
+    """Frames as they come. A client that leaves, or takes nothing for too long, stops nothing."""
 
-    def __init__(self, request: Request, stream: TurnStream) -> None:
+    def __init__(
+        self,
+        request: Request,
+        frames: AsyncGenerator[Frame],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         state = state_of(request)
-        headers = {"X-Turn-ID": str(stream.turn.id)}
-        if stream.replayed:
-            headers[REPLAYED] = "true"
         self._abort = state.abort_connection
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - the library says only `dict`
-            _pieces(stream, state.heartbeat),
+            _pieces(frames, state.heartbeat),
             headers=headers,
             # The library would send its own between two pieces of one event.
             ping=0,
@@ -55,9 +57,15 @@ class TurnStreamAnswer(EventSourceResponse):
             self._abort(scope)
 
 
-async def _pieces(stream: TurnStream, heartbeat: float) -> AsyncGenerator[bytes]:
+def turn_stream_answer(request: Request, stream: TurnStream) -> StreamAnswer:
+    headers = {"X-Turn-ID": str(stream.turn.id)}
+    if stream.replayed:
+        headers[REPLAYED] = "true"
+    return StreamAnswer(request, stream.frames, headers)
+
+
+async def _pieces(frames: AsyncGenerator[Frame], heartbeat: float) -> AsyncGenerator[bytes]:
     """The events, each in pieces of a size, and a comment whenever there was none for a while."""
-    frames = stream.frames
     coming = asyncio.ensure_future(anext(frames, None))
     try:
         while True:
@@ -69,7 +77,7 @@ async def _pieces(stream: TurnStream, heartbeat: float) -> AsyncGenerator[bytes]
             if frame is None:
                 return
             coming = asyncio.ensure_future(anext(frames, None))
-            for piece in _cut(_block(frame, stream.turn.number)):
+            for piece in _cut(_block(frame)):
                 yield piece
     finally:
         coming.cancel()
@@ -82,12 +90,12 @@ def _cut(block: bytes) -> Iterator[bytes]:
         yield block[start : start + PIECE]
 
 
-def _block(frame: Frame, turn_number: int) -> bytes:
+def _block(frame: Frame) -> bytes:
     lines = [f"event: {frame.type}", f"data: {frame.document}", "", ""]
     if frame.seq == 1:
         lines.insert(0, f"retry: {RETRY}")
-    if frame.seq is not None:
-        lines.insert(0, f"id: {EventId(turn_number, frame.seq)}")
+    if frame.id is not None:
+        lines.insert(0, f"id: {frame.id}")
     return "\n".join(lines).encode()
 
 

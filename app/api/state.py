@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import Scope
 
+from app.api.limits import Limits
 from app.chat.runner import ChatWorkflowRunner
 from app.health import Health
 from app.identity.authenticator import Authenticator
+from app.wire.paths import Paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +21,10 @@ class ApiState:
     """
 
     runner: ChatWorkflowRunner
+    paths: Paths
     authenticator: Authenticator
     health: Health
+    limits: Limits
     max_body: int
     heartbeat: float
     send_timeout: float

@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from app.api.admission import admitted
 from app.api.state import state_of
 from app.errors import (
     BodyTimeoutError,
@@ -34,7 +35,7 @@ class StrictJsonRoute(APIRoute):
                 return await handle(request)
             state = state_of(request)
             # Who is not let in is not listened to.
-            request.state.caller = await state.authenticator.authenticate(request.headers)
+            await admitted(request)
             try:
                 async with asyncio.timeout(BODY_TIMEOUT):
                     body = await _read(request, state.max_body)

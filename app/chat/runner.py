@@ -11,6 +11,7 @@ from typing import cast
 from app.caller import Caller
 from app.chat.cancelling import Cancelling
 from app.chat.config import ChatWorkflowConfig
+from app.chat.conversation_stream import ConversationStream
 from app.chat.metadata import merged
 from app.chat.turn import ChatTurn, KnownTurn, Prompt
 from app.chat.turn_stream import TurnStream
@@ -22,6 +23,7 @@ from app.errors import (
     DrainingError,
     KeyTakenError,
     NotFoundError,
+    OverloadedError,
     PreconditionFailedError,
     StillRunningError,
 )
@@ -32,6 +34,7 @@ from app.storage.database import Database
 from app.storage.idempotency_store import CREATE, IdempotencyStore, RequestKey
 from app.storage.run_state_store import NewRun, Order, RunStateStore
 from app.storage.transcript_store import PlacedMessage, TranscriptStore, TurnWithMessages
+from app.streaming.conversation_subscription import ConversationSubscriptions, Place
 from app.streaming.subscription import Subscriptions
 from app.wire.event import EventId
 
@@ -91,6 +94,7 @@ class ChatWorkflowRunner:
         turn: ChatTurn,
         engine: RunEngine,
         subscriptions: Subscriptions,
+        conversations: ConversationSubscriptions,
         cancelling: Cancelling,
         *,
         config: ChatWorkflowConfig,
@@ -103,6 +107,7 @@ class ChatWorkflowRunner:
         self._turn = turn
         self._engine = engine
         self._subscriptions = subscriptions
+        self._conversations = conversations
         self._cancelling = cancelling
         self._config = config
         self._erase = erase
@@ -181,9 +186,11 @@ class ChatWorkflowRunner:
             title, metadata = patch.title_of(run), patch.metadata_of(run)
             if title == run.title and dump_json(metadata) == dump_json(run.metadata):
                 return run
-            return await self._runs.describe(
+            run = await self._runs.describe(
                 transaction, conversation_id, title=title, metadata=metadata
             )
+        self._conversations.watch.ring(conversation_id)
+        return run
 
     async def send_message(
         self,
@@ -247,6 +254,32 @@ class ChatWorkflowRunner:
             return None
         return TurnStream(turn, self._subscriptions.to(turn, after=seq))
 
+    async def follow(
+        self, caller: Caller, conversation_id: ConversationId, *, after: EventId | None
+    ) -> ConversationStream | None:
+        """All turns after that event, or from the running one on, and those that come.
+
+        None when the conversation is closed and nothing comes any more.
+        Raises NotFoundError, BadLastEventIdError.
+        """
+        run = await self.get(caller, conversation_id)
+        place = await self._place(run, after)
+        if not run.is_open and place.number > run.turn_count:
+            return None
+        return ConversationStream(self._conversations.to(run, place))
+
+    async def _place(self, run: Run, after: EventId | None) -> Place:
+        if after is None:
+            active = run.active_turn
+            return Place(run.turn_count + 1 if active is None else active.number, 0)
+        turn = await self._conversations.turn(run.id, after.turn_number)
+        if turn is None:
+            raise BadLastEventIdError
+        seq = await self._checked(turn, after)
+        if turn.status.is_terminal and seq == turn.last_seq:
+            return Place(turn.number + 1, 0)
+        return Place(turn.number, seq)
+
     async def _checked(self, turn: Turn, after: EventId | None) -> int:
         if after is None:
             return 0
@@ -278,14 +311,22 @@ class ChatWorkflowRunner:
     ) -> BegunTurn | KnownTurn:
         """Claim and start belong together: a claimed turn that nobody started would hang."""
         turn_id = new_turn_id()
-        with self._engine.claiming(turn_id) as worker_id:
-            begun = await self._turn.begin(
-                caller, conversation_id, prompt, turn_id=turn_id, worker_id=worker_id
-            )
-            if isinstance(begun, BegunTurn):
-                self._subscriptions.followers.open(turn_id)
-                self._engine.start(begun)
-        return begun
+        try:
+            with self._engine.claiming(turn_id) as worker_id:
+                begun = await self._turn.begin(
+                    caller, conversation_id, prompt, turn_id=turn_id, worker_id=worker_id
+                )
+                if isinstance(begun, BegunTurn):
+                    self._subscriptions.followers.open(turn_id)
+                    self._engine.start(begun)
+                    self._conversations.watch.ring(conversation_id)
+                return begun
+        except (DrainingError, OverloadedError):
+            # No new turn here now; but a repeated request may have one already.
+            known = await self._turn.known(caller, conversation_id, prompt)
+            if known is None:
+                raise
+            return known
 
     async def _after(self, limit: float, caller: Caller, turn: Turn) -> TurnWithMessages:
         """The turn when it has ended, or as it stands after `limit` seconds or at a shutdown.
@@ -366,11 +407,14 @@ class ChatWorkflowRunner:
     async def close(self, caller: Caller, conversation_id: ConversationId) -> Run:
         """Marks as completed; again is fine. Raises NotFoundError, TurnInProgressError."""
         async with self._database.transaction() as transaction:
-            return await self._runs.close(transaction, caller, conversation_id)
+            run = await self._runs.close(transaction, caller, conversation_id)
+        self._conversations.watch.ring(conversation_id)
+        return run
 
     async def delete(self, caller: Caller, conversation_id: ConversationId) -> None:
         """Erases; again is fine for its owner. Raises NotFoundError."""
         await self._erase(caller, conversation_id)
+        self._conversations.watch.ring(conversation_id)
 
 
 def _key_of(caller: Caller, new: NewConversation) -> RequestKey | None:

@@ -35,6 +35,7 @@ from app.storage.idempotency_store import IdempotencyStore, RequestKey
 from app.storage.run_state_store import NewTurn, RunStateStore, TurnEnd
 from app.storage.transcript_store import TranscriptStore
 from app.streaming.recorder import Recorder, TurnLog
+from app.wire.paths import Paths
 from app.wire.problem import turn_problem
 
 T = TypeVar("T")
@@ -129,6 +130,17 @@ class ChatTurn:
             if known is not None:
                 return known
         raise TurnInProgressError(conversation_id, None)
+
+    async def known(
+        self, caller: Caller, conversation_id: ConversationId, prompt: Prompt
+    ) -> KnownTurn | None:
+        """The turn of an earlier request with this key. Raises IdempotencyMismatchError."""
+        key = _key_of(caller, conversation_id, prompt)
+        if key is None:
+            return None
+        async with self._database.connection() as connection:
+            known = await self._keys.find(connection, key)
+        return None if known is None or known.turn_id is None else KnownTurn(known.turn_id)
 
     async def _claim(
         self, caller: Caller, conversation_id: ConversationId, new: NewTurn
@@ -239,7 +251,7 @@ class ChatTurn:
         for event in ran.after_cancel:
             await log.append(event)
         waiting = await log.close()
-        turn = _ended(begun, result, ran.first_token_at, completed_at=log.now())
+        turn = _ended(begun, log.name.paths, ran, completed_at=log.now())
         last = log.render_last(TurnEnded(turn, by="user"))
         end = TurnEnd(
             turn=replace(turn, last_seq=last.seq or 0),
@@ -274,13 +286,13 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _ended(
-    begun: BegunTurn, result: StepResult, first_token_at: datetime | None, completed_at: datetime
-) -> Turn:
-    error = None
+def _ended(begun: BegunTurn, paths: Paths, ran: _Ran, *, completed_at: datetime) -> Turn:
+    result, error = ran.result, None
     if result.error is not None:
         claim, request_id = begun.claim, begun.request_id
-        error = turn_problem(result.error, claim.run_id, claim.turn_id, request_id=request_id)
+        error = turn_problem(
+            result.error, paths, claim.run_id, claim.turn_id, request_id=request_id
+        )
     return replace(
         begun.as_turn(),
         status=result.status,
@@ -290,7 +302,7 @@ def _ended(
         model=result.model,
         finish_reason=result.finish_reason,
         usage=result.usage,
-        first_token_at=first_token_at,
+        first_token_at=ran.first_token_at,
         completed_at=completed_at,
     )
 

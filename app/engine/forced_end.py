@@ -26,6 +26,7 @@ from app.storage.event_log import EventLog
 from app.storage.run_state_store import RunStateStore, TurnEnd
 from app.storage.transcript_store import TranscriptStore
 from app.wire.event import Frame, TurnName, render
+from app.wire.paths import Paths
 from app.wire.problem import turn_problem
 
 logger = get_logger()
@@ -40,11 +41,13 @@ class ForcedEnd:
         runs: RunStateStore,
         transcripts: TranscriptStore,
         event_log: EventLog,
+        paths: Paths,
     ) -> None:
         self._database = database
         self._runs = runs
         self._transcripts = transcripts
         self._event_log = event_log
+        self._paths = paths
 
     async def cancel(self, claim: Claim, turn: Turn) -> bool:
         """As cancelled by a user. False: it had ended by itself, or someone else has it."""
@@ -52,7 +55,7 @@ class ForcedEnd:
 
     async def fail(self, claim: Claim, turn: Turn, error: Exception) -> bool:
         """As failed with this error."""
-        problem = turn_problem(error, turn.run_id, turn.id, request_id=turn.request_id)
+        problem = turn_problem(error, self._paths, turn.run_id, turn.id, request_id=turn.request_id)
         return await self._end(claim, replace(turn, status=TurnStatus.FAILED, error=problem))
 
     async def lose(self, claim: Claim, turn: Turn) -> bool:
@@ -73,7 +76,7 @@ class ForcedEnd:
 
     async def _end_of(self, driver: Driver, turn: Turn, now: datetime) -> TurnEnd:
         shown = await self._event_log.read(driver, turn.run_id, turn.id, after=0, limit=EVERYTHING)
-        frames = _Frames(turn, shown, now)
+        frames = _Frames(turn, self._paths, shown, now)
         if not shown:
             prompt = await self._transcripts.prompt(driver, turn.id)
             frames.add(TurnStarted(_before(turn), prompt))
@@ -111,10 +114,10 @@ def _closing(projection: Projection) -> Sequence[StreamEvent]:
 class _Frames:
     """What was shown, and what is added to it."""
 
-    def __init__(self, turn: Turn, shown: Sequence[Frame], now: datetime) -> None:
+    def __init__(self, turn: Turn, paths: Paths, shown: Sequence[Frame], now: datetime) -> None:
         self.new: list[Frame] = []
         self._shown = shown
-        self._name = TurnName(turn.run_id, turn.id, turn.number)
+        self._name = TurnName(turn.run_id, turn.id, turn.number, paths)
         self._now = now
 
     @property

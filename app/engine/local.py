@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from app.engine.engine import RunHandler
 from app.engine.forced_end import ForcedEnd
 from app.engine.lease import Lease
-from app.errors import DrainingError
+from app.errors import DrainingError, OverloadedError
 from app.ids import TurnId, WorkerId
 from app.observability.logging import get_logger
 from app.runs import BegunTurn, Claim
@@ -29,9 +29,11 @@ class LocalEngine:
         lease: Lease,
         forced_end: ForcedEnd,
         *,
+        max_turns: int,
         on_end: Callable[[TurnId], None],
     ) -> None:
         """`on_end` is told of every turn that does not run here any more."""
+        self._max_turns = max_turns
         self._on_end = on_end
         self._handler = handler
         self._lease = lease
@@ -55,6 +57,8 @@ class LocalEngine:
     def claiming(self, turn_id: TurnId) -> Generator[WorkerId]:
         if self._draining:
             raise DrainingError
+        if len(self.held) >= self._max_turns:
+            raise OverloadedError(self._max_turns)
         self._claiming.add(turn_id)
         try:
             yield self._lease.worker_id

@@ -277,6 +277,22 @@ class RunStateStore:
             raise NotFoundError
         return version
 
+    async def any_run(
+        self, connection: AsyncConnection, run_id: ConversationId
+    ) -> tuple[Run, datetime] | None:
+        """The conversation and the time, for one who was let in before; None once it is erased."""
+        query = _select_runs().add_columns(func.clock_timestamp().label("now"))
+        query = query.where(runs.c.id == run_id, runs.c.erased_at.is_(None))
+        row = (await connection.execute(query)).mappings().one_or_none()
+        return None if row is None else (_run(row), row["now"])
+
+    async def changed(
+        self, driver: Driver, known: Mapping[ConversationId, int]
+    ) -> Sequence[ConversationId]:
+        """Which of these conversations are not at that version any more, or were erased."""
+        rows: Sequence[Row] = await driver.fetch(_CHANGED, list(known), list(known.values()))
+        return [ConversationId(row["id"]) for row in rows]
+
     async def orphans(
         self,
         driver: Driver,
@@ -518,6 +534,12 @@ RETURNING turns.*, runs.fence
 
 _CANCEL_REQUESTED = """
 SELECT cancel_requested_at IS NOT NULL AS requested FROM turns WHERE id = $1
+"""
+
+_CHANGED = """
+SELECT known.id FROM unnest($1::uuid[], $2::bigint[]) AS known (id, version)
+LEFT JOIN runs ON runs.id = known.id AND runs.erased_at IS NULL
+WHERE runs.version IS DISTINCT FROM known.version
 """
 
 _NOT_TO_GO_ON = """

@@ -122,6 +122,14 @@ class TranscriptStore:
         rows = (await connection.execute(query)).mappings()
         return [_turn(row, row["output"]) for row in rows]
 
+    async def turn_numbered(
+        self, connection: AsyncConnection, run_id: ConversationId, number: int
+    ) -> Turn | None:
+        """That turn, for one who was let in before; None when there is none, or it was erased."""
+        query = _select_turns(run_id).where(turns.c.number == number, runs.c.erased_at.is_(None))
+        row = (await connection.execute(query)).mappings().one_or_none()
+        return None if row is None else _turn(row, row["output"])
+
     async def status(self, driver: Driver, turn_id: TurnId) -> TurnStatus | None:
         """How the turn stands; None when it was erased."""
         row: Row | None = await driver.fetchrow(_STATUS, turn_id)

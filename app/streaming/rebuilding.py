@@ -18,8 +18,7 @@ from app.runs import Turn
 from app.wire.event import Frame, TurnName, render
 
 
-def rebuilt(turn: Turn, messages: Sequence[ConversationMessage]) -> Iterator[Frame]:
-    name = TurnName(turn.run_id, turn.id, turn.number)
+def rebuilt(turn: Turn, name: TurnName, messages: Sequence[ConversationMessage]) -> Iterator[Frame]:
     prompt, *rest = messages
     yield render(TurnStarted(turn, prompt), None, name, turn.created_at, rebuilt=True)
     for message in rest:

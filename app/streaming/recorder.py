@@ -19,6 +19,7 @@ from app.storage.database import Database, Driver, LockTimeoutError, data_errors
 from app.storage.event_log import Batch, EventLog
 from app.streaming.followers import Closing, Followers
 from app.wire.event import Frame, TurnName, render
+from app.wire.paths import Paths
 
 logger = get_logger()
 
@@ -33,9 +34,9 @@ LARGEST_BACKLOG = 1024 * 1024
 class TurnLog:
     """The events of one running turn, on their way to the log."""
 
-    def __init__(self, begun: BegunTurn, note: Callable[["TurnLog"], None]) -> None:
+    def __init__(self, begun: BegunTurn, paths: Paths, note: Callable[["TurnLog"], None]) -> None:
         self.claim = begun.claim
-        self.name = TurnName(begun.claim.run_id, begun.claim.turn_id, begun.number)
+        self.name = TurnName(begun.claim.run_id, begun.claim.turn_id, begun.number, paths)
         self.error: Exception | None = None
         self._began_at = begun.created_at
         self._clock_at_begin = time.monotonic()
@@ -120,16 +121,19 @@ def _size(event: StreamEvent) -> int:
 
 
 class Recorder:
-    def __init__(self, database: Database, event_log: EventLog, followers: Followers) -> None:
+    def __init__(
+        self, database: Database, event_log: EventLog, followers: Followers, paths: Paths
+    ) -> None:
         self._database = database
         self._event_log = event_log
         self._followers = followers
+        self._paths = paths
         self._waiting: dict[TurnId, TurnLog] = {}
         self._bell = asyncio.Event()
 
     def open(self, begun: BegunTurn) -> TurnLog:
         self._followers.open(begun.claim.turn_id)
-        return TurnLog(begun, self._note)
+        return TurnLog(begun, self._paths, self._note)
 
     def show_end(self, log: TurnLog, frames: Sequence[Frame]) -> None:
         """Shows the last frames, which were committed with the turn's end."""

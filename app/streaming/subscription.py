@@ -9,13 +9,16 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from app.errors import DatabaseUnavailableError
 from app.runs import Turn
 from app.storage.database import Database
 from app.storage.event_log import EventLog
 from app.storage.transcript_store import TranscriptStore
 from app.streaming.followers import Closing, Feed, Followers
+from app.streaming.patience import patiently
 from app.streaming.rebuilding import rebuilt
 from app.wire.event import Frame, TurnName, frame
+from app.wire.paths import Paths
 
 # Characters after which one read of the table stops; a single event may be larger.
 PAGE = 256 * 1024
@@ -29,6 +32,7 @@ class Subscriptions:
     event_log: EventLog
     transcripts: TranscriptStore
     followers: Followers
+    paths: Paths
 
     def to(self, turn: Turn, *, after: int = 0) -> AsyncGenerator[Frame]:
         """The turn's frames after that seq. Its feed is taken now, so that nothing is missed."""
@@ -45,13 +49,17 @@ class _Reader:
     def __init__(self, source: Subscriptions, turn: Turn, after: int, feed: Feed | None) -> None:
         self._source = source
         self._turn = turn
-        self._name = TurnName(turn.run_id, turn.id, turn.number)
+        self._name = TurnName(turn.run_id, turn.id, turn.number, source.paths)
         self._seq = after
         self._feed = feed
 
     async def frames(self) -> AsyncGenerator[Frame]:
+        shutting_down = self._source.followers.shutting_down
         while True:
-            frames = await self._next()
+            try:
+                frames = await patiently(self._next, shutting_down)
+            except DatabaseUnavailableError:
+                frames = self._closed(Closing.SHUTDOWN)
             for item in frames:
                 yield item
                 self._seq = item.seq or self._seq
@@ -109,7 +117,7 @@ class _Reader:
             ended = await source.transcripts.any_turn(connection, turn.run_id, turn.id)
         if ended is None:
             return self._closed(Closing.DELETED)
-        return list(rebuilt(ended.turn, [item.message for item in ended.messages]))
+        return list(rebuilt(ended.turn, self._name, [item.message for item in ended.messages]))
 
     def _closed(self, closing: Closing) -> Sequence[Frame]:
         match closing:

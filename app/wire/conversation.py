@@ -33,6 +33,23 @@ class ConversationDocument(TypedDict):
     closed_at: str | None
 
 
+class DescriptionDocument(TypedDict):
+    id: str
+    title: str | None
+    metadata: dict[str, Any]
+    status: Literal["open", "closed"]
+
+
+def description_of(run: Run) -> DescriptionDocument:
+    """What `conversation.updated` tells: all that changes other than by turns."""
+    return {
+        "id": str(run.id),
+        "title": run.title,
+        "metadata": dict(run.metadata),
+        "status": run.status.value,
+    }
+
+
 def conversation_document(run: Run) -> ConversationDocument:
     return {
         "id": str(run.id),

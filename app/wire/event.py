@@ -23,22 +23,37 @@ from app.messages.message import shown_outcome
 from app.runs import TurnStatus
 from app.wire.message import message_document
 from app.wire.moment import rfc3339
+from app.wire.paths import Paths
 from app.wire.turn import turn_document
 
 # Line ends of any convention, and controls, that some client would split a line at or choke on.
 # JSON has escaped those below U+0020 by itself.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029]")
 _EVENT_ID = re.compile(r"([1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
-_HEAD = re.compile(r'\{"type":"([a-z._]+)","seq":(\d+|null),')
+# Every document begins like this, in every release: it is what a frame is known by.
+_HEAD = re.compile(
+    r'\{"type":"([a-z._]+)","seq":(\d+|null),"conversation_id":"[^"]+","turn_id":"[^"]+",'
+    r'"turn_number":(\d+),'
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One event as it is stored and sent. Without `seq` it has no id and cannot be resumed at."""
+    """One event as it is stored and sent. Without `seq` it has no id and cannot be resumed at.
 
+    `turn_number` is None where it is about the conversation, not about one turn of it.
+    """
+
+    turn_number: int | None
     seq: int | None
     type: str
     document: str
+
+    @property
+    def id(self) -> "EventId | None":
+        if self.turn_number is None or self.seq is None:
+            return None
+        return EventId(self.turn_number, self.seq)
 
     @property
     def is_terminal(self) -> bool:
@@ -64,11 +79,12 @@ class EventId:
 
 @dataclass(frozen=True, slots=True)
 class TurnName:
-    """What every event of a turn says of it."""
+    """What every event of a turn says of it, and where what it links to is."""
 
     conversation_id: ConversationId
     turn_id: TurnId
     number: int
+    paths: Paths
 
 
 def render(
@@ -95,7 +111,25 @@ def frame(
             **payload,
         }
     )
-    return Frame(seq, kind, _UNSAFE.sub(_escaped, document))
+    return Frame(turn.number, seq, kind, _UNSAFE.sub(_escaped, document))
+
+
+def conversation_frame(
+    kind: str, conversation_id: ConversationId, moment: datetime, payload: dict[str, Any]
+) -> Frame:
+    """An event of a conversation's follow stream that belongs to no turn, and is not stored."""
+    document = dump_json(
+        {
+            "type": kind,
+            "seq": None,
+            "conversation_id": str(conversation_id),
+            "turn_id": None,
+            "turn_number": None,
+            "timestamp": rfc3339(moment),
+            **payload,
+        }
+    )
+    return Frame(None, None, kind, _UNSAFE.sub(_escaped, document))
 
 
 def type_of(event: StreamEvent) -> str:
@@ -128,16 +162,16 @@ def parse_lines(text: str) -> list[Frame]:
 def _parsed(line: str) -> Frame:
     head = _HEAD.match(line)
     if head is None:
-        raise ValueError("a stored frame does not begin with its type and seq")
-    kind, seq = head.groups()
-    return Frame(None if seq == "null" else int(seq), kind, line)
+        raise ValueError("a stored frame does not begin as all do")
+    kind, seq, number = head.groups()
+    return Frame(int(number), None if seq == "null" else int(seq), kind, line)
 
 
 def _payload(event: StreamEvent, turn: TurnName) -> dict[str, Any]:
     match event:
         case TurnStarted():
             message = message_document(event.user_message, turn.turn_id, turn.number)
-            return {"turn": turn_document(event.turn), "user_message": message}
+            return {"turn": turn_document(event.turn, turn.paths), "user_message": message}
         case TextDelta():
             return {"message_id": str(event.message_id), "delta": event.delta}
         case ReasoningDelta():
@@ -158,12 +192,12 @@ def _payload(event: StreamEvent, turn: TurnName) -> dict[str, Any]:
         case MessageCompleted():
             return {"message": message_document(event.message, turn.turn_id, turn.number)}
         case TurnEnded():
-            return _ending(event)
+            return _ending(event, turn.paths)
 
 
-def _ending(event: TurnEnded) -> dict[str, Any]:
+def _ending(event: TurnEnded, paths: Paths) -> dict[str, Any]:
     turn = event.turn
-    ending: dict[str, Any] = {"turn": turn_document(turn)}
+    ending: dict[str, Any] = {"turn": turn_document(turn, paths)}
     match turn.status:
         case TurnStatus.INCOMPLETE:
             ending["reason"] = turn.reason

@@ -27,7 +27,9 @@ from app.errors import (
     ModelTimeoutError,
     NotFoundError,
     OutcomeUnknownError,
+    OverloadedError,
     PreconditionFailedError,
+    RateLimitedError,
     StillRunningError,
     TurnInProgressError,
     UnauthenticatedError,
@@ -35,7 +37,7 @@ from app.errors import (
     WorkerLostError,
 )
 from app.ids import ConversationId, TurnId
-from app.wire.turn import TurnLinks, turn_links
+from app.wire.paths import Paths, TurnLinks
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:chat-workflow:problem:"
@@ -136,6 +138,13 @@ KINDS: Mapping[type[ChatWorkflowError], Kind] = {
     InvalidRequestError: Kind(
         422, "invalid_request", "Invalid request", "See 'errors' for each fault."
     ),
+    RateLimitedError: Kind(
+        429,
+        "rate_limited",
+        "Too many requests",
+        "This caller has too many requests, sends or open streams; see 'Retry-After'.",
+        retryable=True,
+    ),
     ModelError: Kind(
         502,
         "model_error",
@@ -162,6 +171,14 @@ KINDS: Mapping[type[ChatWorkflowError], Kind] = {
         "draining",
         "Shutting down",
         "This instance is shutting down; try again.",
+        retryable=True,
+        retry_after=1,
+    ),
+    OverloadedError: Kind(
+        503,
+        "overloaded",
+        "Overloaded",
+        "As many turns run in this process as may; nothing was stored, try again.",
         retryable=True,
         retry_after=1,
     ),
@@ -213,13 +230,13 @@ def kind_of(error: BaseException) -> Kind:
 
 def retry_after_of(error: BaseException) -> int | None:
     """Seconds to wait, where we know."""
-    if isinstance(error, ModelRateLimitedError):
+    if isinstance(error, ModelRateLimitedError | RateLimitedError):
         return error.retry_after
     return kind_of(error).retry_after
 
 
 def problem_document(
-    error: BaseException, *, instance: str, request_id: str | None
+    error: BaseException, paths: Paths, *, instance: str, request_id: str | None
 ) -> ProblemDocument:
     document = document_of(kind_of(error), instance=instance, request_id=request_id)
     if isinstance(error, InvalidRequestError):
@@ -227,7 +244,7 @@ def problem_document(
             {"pointer": fault.pointer, "message": fault.message} for fault in error.faults
         ]
     if isinstance(error, _ABOUT_A_TURN):
-        return about_turn(document, error.conversation_id, error.turn_id)
+        return about_turn(document, paths, error.conversation_id, error.turn_id)
     return document
 
 
@@ -245,7 +262,10 @@ def document_of(kind: Kind, *, instance: str, request_id: str | None) -> Problem
 
 
 def about_turn(
-    document: ProblemDocument, conversation_id: ConversationId | None, turn_id: TurnId | None
+    document: ProblemDocument,
+    paths: Paths,
+    conversation_id: ConversationId | None,
+    turn_id: TurnId | None,
 ) -> ProblemDocument:
     """With these a client knows that a turn was begun, and where it is."""
     if conversation_id is None or turn_id is None:
@@ -253,16 +273,21 @@ def about_turn(
     return {
         **document,
         "turn_id": str(turn_id),
-        "links": turn_links(conversation_id, turn_id),
+        "links": paths.turn_links(conversation_id, turn_id),
     }
 
 
 def turn_problem(
-    error: BaseException, conversation_id: ConversationId, turn_id: TurnId, request_id: str | None
+    error: BaseException,
+    paths: Paths,
+    conversation_id: ConversationId,
+    turn_id: TurnId,
+    *,
+    request_id: str | None,
 ) -> Mapping[str, Any]:
     """The problem of a turn, as it is stored with it and shown ever after."""
-    links = turn_links(conversation_id, turn_id)
-    document = problem_document(error, instance=links["self"], request_id=request_id)
-    turned = about_turn(document, conversation_id, turn_id)
+    path = paths.turn(conversation_id, turn_id)
+    document = problem_document(error, paths, instance=path, request_id=request_id)
+    turned = about_turn(document, paths, conversation_id, turn_id)
     wait = retry_after_of(error)
     return turned if wait is None else {**turned, "retry_after": wait}

@@ -5,18 +5,11 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from app.ids import ConversationId, TurnId
 from app.runs import Turn
 from app.wire.message import MessageDocument
 from app.wire.moment import rfc3339, rfc3339_or_none
-from app.wire.paths import turn_path
+from app.wire.paths import Paths, TurnLinks
 from app.wire.usage import UsageDocument, usage_document
-
-
-class TurnLinks(TypedDict):
-    self: str
-    events: str
-    cancel: str
 
 
 class TurnDocument(TypedDict):
@@ -40,12 +33,9 @@ class TurnDocument(TypedDict):
     links: TurnLinks
 
 
-def turn_links(conversation_id: ConversationId, turn_id: TurnId) -> TurnLinks:
-    path = turn_path(conversation_id, turn_id)
-    return {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}
-
-
-def turn_document(turn: Turn, messages: Sequence[MessageDocument] | None = None) -> TurnDocument:
+def turn_document(
+    turn: Turn, paths: Paths, messages: Sequence[MessageDocument] | None = None
+) -> TurnDocument:
     document: TurnDocument = {
         "id": str(turn.id),
         "object": "turn",
@@ -63,7 +53,7 @@ def turn_document(turn: Turn, messages: Sequence[MessageDocument] | None = None)
         "created_at": rfc3339(turn.created_at),
         "first_token_at": rfc3339_or_none(turn.first_token_at),
         "completed_at": rfc3339_or_none(turn.completed_at),
-        "links": turn_links(turn.run_id, turn.id),
+        "links": paths.turn_links(turn.run_id, turn.id),
     }
     if messages is not None:
         document["messages"] = list(messages)

@@ -268,7 +268,7 @@ async def test_erasure_reaches_readers_of_a_turn_that_has_ended(
     ) as response:
         chunks = response.aiter_raw()
         await anext(chunks)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await live.get(f"/v1/conversations/{conversation}")).json()["active_turn"]:
                 await asyncio.sleep(0.05)
         assert (await live.delete(f"/v1/conversations/{conversation}")).status_code == 204

@@ -41,8 +41,7 @@ async def test_200_held_turns_take_hardly_longer_with_storage_than_without(
         agent = PydanticAIAgent(models, retries=0, tools=None)
         bare = await _timed(model, [_bare_turn(agent) for _ in range(TURNS)])
     conversations = [await create(client) for _ in range(TURNS)]
-    runner: ChatWorkflowRunner = service.app.state.api.runner
-    stored = await _timed(model, [_stored_turn(runner, name) for name in conversations])
+    stored = await _timed(model, [_stored_turn(service.runner, name) for name in conversations])
 
     with capsys.disabled():
         figures = f"bare {bare:.2f} s, stored {stored:.2f} s, ratio {stored / bare:.2f}"

@@ -86,7 +86,9 @@ def end(
         turn=turn,
         messages=[message("assistant", text) for text in texts],
         in_context=True,
-        frames=[Frame(99, f"turn.{status.value}", f'{{"type":"turn.{status.value}","seq":99,}}')],
+        frames=[
+            Frame(1, 99, f"turn.{status.value}", f'{{"type":"turn.{status.value}","seq":99,}}')
+        ],
     )
 
 

@@ -14,6 +14,7 @@ from app.storage.database import Database, Driver
 from app.storage.event_log import Batch, EventLog
 from app.streaming.followers import Followers
 from app.streaming.recorder import Recorder, TurnLog
+from app.wire.paths import Paths
 from tests.postgres.test_fence import claimed, conversation, force
 
 MESSAGE = new_message_id()
@@ -40,7 +41,7 @@ class Bench:
         self.database = database
         self.log = CountingLog()
         self.followers = Followers()
-        self.recorder = Recorder(database, self.log, self.followers)
+        self.recorder = Recorder(database, self.log, self.followers, Paths())
 
     async def open(self) -> tuple[BegunTurn, TurnLog]:
         begun = await claimed(self.database, await conversation(self.database))

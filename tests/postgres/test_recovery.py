@@ -14,6 +14,7 @@ from app.runs import BegunTurn
 from app.storage.database import Database
 from app.storage.event_log import EventLog
 from app.storage.worker_store import WorkerStore
+from app.wire.paths import Paths
 from tests.postgres.test_fence import ADA, claimed, conversation, runs, transcripts
 
 workers = WorkerStore()
@@ -31,7 +32,7 @@ async def lease(database: Database) -> AsyncGenerator[Lease]:
 def recovery(database: Database, lease: Lease, *held: BegunTurn, length: float = 0) -> Recovery:
     """With a length of 0 nobody is given time after the database's start."""
     turns = frozenset(turn.claim.turn_id for turn in held)
-    forced_end = ForcedEnd(database, runs, transcripts, EventLog())
+    forced_end = ForcedEnd(database, runs, transcripts, EventLog(), Paths())
     return Recovery(
         database, runs, workers, forced_end, lease=lease, lease_length=length, held=lambda: turns
     )

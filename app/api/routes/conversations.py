@@ -6,18 +6,25 @@ from fastapi import APIRouter, Body, Query, Request
 from starlette.responses import Response
 
 from app.api.answers import REPLAYED, JsonAnswer, NotModified, kept_as
-from app.api.dependencies import CallerDep, ConversationIdDep, IdempotencyKeyDep, RunnerDep
+from app.api.dependencies import (
+    CallerDep,
+    ConversationIdDep,
+    HoldsStreamPlace,
+    IdempotencyKeyDep,
+    PathsDep,
+    RunnerDep,
+)
 from app.api.etags import etag_of, expected_versions, is_unchanged
 from app.api.pagination import encode_cursor, page_answer, place_of
 from app.api.routes.messages import turn_answer
 from app.api.schemas.conversation import CreateConversation, PatchConversation
 from app.api.schemas.page import Page
 from app.api.schemas.text import StorableText
+from app.api.sse import StreamAnswer, cursor_of
 from app.api.strict_json import StrictJsonRoute
 from app.chat.runner import ConversationPatch, NewConversation, Order
 from app.runs import Run, RunStatus
 from app.wire.conversation import ConversationDocument, conversation_document
-from app.wire.paths import conversation_path
 from app.wire.turn import TurnDocument
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=StrictJsonRoute)
@@ -36,6 +43,7 @@ ORDERS = {"-updated_at": Order.UPDATED, "-created_at": Order.CREATED}
 async def create(
     caller: CallerDep,
     runner: RunnerDep,
+    paths: PathsDep,
     key: IdempotencyKeyDep,
     body: Annotated[CreateConversation, Body()] = NO_BODY,
 ) -> Response:
@@ -51,7 +59,7 @@ async def create(
         ),
     )
     answer = conversation_answer(run, status=201)
-    answer.headers["Location"] = conversation_path(run.id)
+    answer.headers["Location"] = paths.conversation(run.id)
     if replayed:
         answer.headers[REPLAYED] = "true"
     return answer
@@ -144,11 +152,34 @@ async def close(
     responses={200: {"model": TurnDocument}, 204: {}},
 )
 async def cancel(
-    caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep
+    caller: CallerDep, runner: RunnerDep, paths: PathsDep, conversation_id: ConversationIdDep
 ) -> Response:
     """204 when none is running."""
     stopped = await runner.cancel(caller, conversation_id)
-    return Response(status_code=204) if stopped is None else turn_answer(stopped)
+    return Response(status_code=204) if stopped is None else turn_answer(stopped, paths)
+
+
+@router.get(
+    "/{conversation_id}/events",
+    summary="Follow a conversation, all its turns",
+    dependencies=[HoldsStreamPlace],
+    response_model=None,
+    responses={200: {"content": {"text/event-stream": {}}}, 204: {}},
+)
+async def follow(
+    request: Request,
+    caller: CallerDep,
+    runner: RunnerDep,
+    conversation_id: ConversationIdDep,
+    after: Annotated[str | None, Query(description="`<turn number>-<seq>`")] = None,
+) -> Response:
+    """After `Last-Event-ID` (or `?after=`) over all turns, else from the running turn's first event.
+
+    204 when the conversation is closed and nothing lies after the cursor.
+    """
+    cursor = cursor_of(request, after)
+    stream = await runner.follow(caller, conversation_id, after=cursor)
+    return Response(status_code=204) if stream is None else StreamAnswer(request, stream.frames)
 
 
 @router.delete(

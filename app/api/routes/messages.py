@@ -9,24 +9,28 @@ from app.api.answers import REPLAYED, JsonAnswer, NotModified, kept_as, problem_
 from app.api.dependencies import (
     CallerDep,
     ConversationIdDep,
+    HoldsStreamPlace,
     IdempotencyKeyDep,
+    PathsDep,
     RequestIdDep,
     RunnerDep,
+    SenderDep,
+    TraceIdDep,
 )
 from app.api.etags import etag_of, is_unchanged
 from app.api.pagination import encode_cursor, page_answer, turn_number_of
 from app.api.preferences import preference_of
 from app.api.schemas.message import SendMessage
 from app.api.schemas.page import Page
-from app.api.sse import TurnStreamAnswer
+from app.api.sse import turn_stream_answer
 from app.api.strict_json import StrictJsonRoute
 from app.chat.runner import TurnWithMessages
 from app.chat.turn import Prompt
 from app.runs import TurnStatus
 from app.wire.message import MessageDocument, message_document
-from app.wire.paths import turn_path
+from app.wire.paths import Paths
 from app.wire.problem import TURN_CANCELLED, about_turn, document_of
-from app.wire.turn import TurnDocument, turn_document, turn_links
+from app.wire.turn import TurnDocument, turn_document
 
 router = APIRouter(
     prefix="/v1/conversations/{conversation_id}/messages",
@@ -44,10 +48,12 @@ CURSOR = "messages"
     responses={200: {"model": TurnDocument}, 202: {"model": TurnDocument}},
 )
 async def send(
-    caller: CallerDep,
+    caller: SenderDep,
     runner: RunnerDep,
+    paths: PathsDep,
     conversation_id: ConversationIdDep,
     request_id: RequestIdDep,
+    trace_id: TraceIdDep,
     key: IdempotencyKeyDep,
     body: SendMessage,
     prefer: Annotated[
@@ -56,16 +62,16 @@ async def send(
 ) -> Response:
     """With `Prefer` the turn may be returned while it still runs, as 202 with its `Location`."""
     preference = preference_of(prefer or ())
-    prompt = prompt_of(body, request_id, key)
+    prompt = prompt_of(body, request_id, trace_id, key)
     sent = await runner.send_message(caller, conversation_id, prompt, wait=preference.wait)
     turn = sent.stored.turn
     if turn.status.is_terminal:
-        answer = ended_turn_answer(sent.stored)
+        answer = ended_turn_answer(sent.stored, paths)
         if sent.replayed:
             answer.headers[REPLAYED] = "true"
         return answer
-    answer = turn_answer(sent.stored, status=202)
-    answer.headers["Location"] = turn_path(conversation_id, turn.id)
+    answer = turn_answer(sent.stored, paths, status=202)
+    answer.headers["Location"] = paths.turn(conversation_id, turn.id)
     answer.headers["Preference-Applied"] = preference.applied or ""
     return answer
 
@@ -73,31 +79,32 @@ async def send(
 @router.post(
     "/stream",
     summary="Send a message and stream the turn",
+    dependencies=[HoldsStreamPlace],
     response_model=None,
     responses={200: {"content": {"text/event-stream": {}}}},
 )
-async def stream(
+async def send_and_stream(
     request: Request,
-    caller: CallerDep,
+    caller: SenderDep,
     runner: RunnerDep,
     conversation_id: ConversationIdDep,
     request_id: RequestIdDep,
+    trace_id: TraceIdDep,
     key: IdempotencyKeyDep,
     body: SendMessage,
 ) -> Response:
     """A refusal is an error before the first byte, never an event."""
-    prompt = prompt_of(body, request_id, key)
-    return TurnStreamAnswer(
-        request, await runner.send_message_stream(caller, conversation_id, prompt)
-    )
+    prompt = prompt_of(body, request_id, trace_id, key)
+    stream = await runner.send_message_stream(caller, conversation_id, prompt)
+    return turn_stream_answer(request, stream)
 
 
-def prompt_of(body: SendMessage, request_id: str, key: str | None) -> Prompt:
+def prompt_of(body: SendMessage, request_id: str, trace_id: str | None, key: str | None) -> Prompt:
     return Prompt(
         content=body.content,
         metadata=body.metadata,
         request_id=request_id,
-        trace_id=None,
+        trace_id=trace_id,
         idempotency_key=key,
     )
 
@@ -136,30 +143,30 @@ async def history(
     return page_answer(request, documents, older, kept_as(etag_of(version)))
 
 
-def ended_turn_answer(ended: TurnWithMessages) -> Response:
+def ended_turn_answer(ended: TurnWithMessages, paths: Paths) -> Response:
     """The turn as it was stored; its own problem where it failed."""
     turn = ended.turn
     if turn.status is TurnStatus.CANCELLED:
-        path = turn_links(turn.run_id, turn.id)["self"]
+        path = paths.turn(turn.run_id, turn.id)
         document = document_of(TURN_CANCELLED, instance=path, request_id=turn.request_id)
-        answer: Response = problem_answer(about_turn(document, turn.run_id, turn.id))
+        answer: Response = problem_answer(about_turn(document, paths, turn.run_id, turn.id))
     elif turn.error is not None:
         wait = turn.error.get("retry_after")
         answer = problem_answer(turn.error, retry_after=wait if isinstance(wait, int) else None)
     else:
-        return turn_answer(ended)
+        return turn_answer(ended, paths)
     answer.headers["X-Turn-ID"] = str(turn.id)
     return answer
 
 
-def turn_answer(stored: TurnWithMessages, *, status: int = 200) -> JsonAnswer:
+def turn_answer(stored: TurnWithMessages, paths: Paths, *, status: int = 200) -> JsonAnswer:
     messages = [
         message_document(item.message, item.turn_id, item.turn_number)
         for item in stored.messages
         if item.message.is_shown
     ]
     return JsonAnswer(
-        turn_document(stored.turn, messages),
+        turn_document(stored.turn, paths, messages),
         status_code=status,
         headers={"X-Turn-ID": str(stored.turn.id)},
     )

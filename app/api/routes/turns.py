@@ -5,11 +5,18 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from app.api.dependencies import CallerDep, ConversationIdDep, RunnerDep, TurnIdDep
+from app.api.dependencies import (
+    CallerDep,
+    ConversationIdDep,
+    HoldsStreamPlace,
+    PathsDep,
+    RunnerDep,
+    TurnIdDep,
+)
 from app.api.pagination import encode_cursor, page_answer, turn_number_of
 from app.api.routes.messages import turn_answer
 from app.api.schemas.page import Page
-from app.api.sse import TurnStreamAnswer, cursor_of
+from app.api.sse import cursor_of, turn_stream_answer
 from app.errors import NotFoundError
 from app.wire.turn import TurnDocument, turn_document
 
@@ -28,6 +35,7 @@ async def list_turns(
     request: Request,
     caller: CallerDep,
     runner: RunnerDep,
+    paths: PathsDep,
     conversation_id: ConversationIdDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     cursor: Annotated[str | None, Query(max_length=500)] = None,
@@ -36,7 +44,7 @@ async def list_turns(
     turns = await runner.turns(caller, conversation_id, limit=limit, before=before)
     last = turns[-1].number if turns else 1
     older = encode_cursor(CURSOR, last) if last > 1 else None
-    return page_answer(request, [turn_document(turn) for turn in turns], older)
+    return page_answer(request, [turn_document(turn, paths) for turn in turns], older)
 
 
 @router.get(
@@ -46,14 +54,19 @@ async def list_turns(
     responses={200: {"model": TurnDocument}},
 )
 async def get(
-    caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep, turn_id: TurnIdDep
+    caller: CallerDep,
+    runner: RunnerDep,
+    paths: PathsDep,
+    conversation_id: ConversationIdDep,
+    turn_id: TurnIdDep,
 ) -> Response:
-    return turn_answer(await runner.turn(caller, conversation_id, turn_id))
+    return turn_answer(await runner.turn(caller, conversation_id, turn_id), paths)
 
 
 @router.get(
     "/{turn_id}/events",
     summary="Replay and follow a turn",
+    dependencies=[HoldsStreamPlace],
     response_model=None,
     responses={200: {"content": {"text/event-stream": {}}}, 204: {}},
 )
@@ -70,7 +83,7 @@ async def events(
     stream = await runner.follow_turn(caller, conversation_id, turn_id, after=cursor)
     if stream is None:
         return Response(status_code=204)
-    return TurnStreamAnswer(request, stream)
+    return turn_stream_answer(request, stream)
 
 
 @router.post(
@@ -80,10 +93,14 @@ async def events(
     responses={200: {"model": TurnDocument}},
 )
 async def cancel(
-    caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep, turn_id: TurnIdDep
+    caller: CallerDep,
+    runner: RunnerDep,
+    paths: PathsDep,
+    conversation_id: ConversationIdDep,
+    turn_id: TurnIdDep,
 ) -> Response:
     """A turn that had ended before is returned as it is."""
     stopped = await runner.cancel(caller, conversation_id, turn_id)
     if stopped is None:
         raise NotFoundError
-    return turn_answer(stopped)
+    return turn_answer(stopped, paths)

@@ -13,6 +13,7 @@ from app.errors import (
     LostOwnershipError,
 )
 from app.ids import new_conversation_id, new_turn_id
+from app.wire.paths import Paths
 from app.wire.problem import INTERNAL_ERROR, KINDS, TURN_CANCELLED, kind_of, turn_problem
 
 # Groups that are never raised themselves, what ends a start, and what never leaves the engine.
@@ -47,7 +48,11 @@ def test_codes_are_unique() -> None:
 
 def test_an_unexpected_error_tells_nothing() -> None:
     problem = turn_problem(
-        RuntimeError("postgres://secret"), new_conversation_id(), new_turn_id(), request_id="r"
+        RuntimeError("postgres://secret"),
+        Paths(),
+        new_conversation_id(),
+        new_turn_id(),
+        request_id="r",
     )
 
     assert kind_of(RuntimeError()) is INTERNAL_ERROR

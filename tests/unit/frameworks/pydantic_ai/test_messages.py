@@ -176,7 +176,8 @@ def test_every_history_is_sent_equal() -> None:
             equal += isinstance(expected, list)
 
         check()
-    assert equal > 100
+    # Most are refused by the model before they are sent; enough have to be compared.
+    assert equal > 40
 
 
 # ── by example ───────────────────────────────────────────────────────────────────────────────────
