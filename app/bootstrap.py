@@ -1,7 +1,7 @@
 """The composition root: from settings to a service that can be served."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from app.engine.lease import Lease
 from app.engine.local import LocalEngine
 from app.engine.recovery import Recovery
 from app.engine.watch import Watch
+from app.errors import DatabaseRefusedError, DatabaseUnavailableError, SchemaError
 from app.executors.direct import DirectExecutor
 from app.frameworks.pydantic_ai.agent import PydanticAIAgent
 from app.frameworks.pydantic_ai.models import Models, OwnServer, opened_models
@@ -51,6 +52,8 @@ logger = get_logger()
 
 # Seconds that an erasure waits for its running turn to stop; it is shut out already.
 ERASURE_PATIENCE = 1.0
+# Seconds between two tries to begin, when the database was away at the start.
+BEGIN_PAUSE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,43 +87,78 @@ class Background:
     watch: Watch
     erasure: Erasure
 
+    async def run(self, service: Service) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.lease.keep(service.engine.stop_all))
+            group.create_task(self.recorder.keep_flushing())
+            group.create_task(self.watch.keep_looking())
+            group.create_task(self.recovery.keep_sweeping())
+            group.create_task(self.erasure.keep_purging())
+            group.create_task(service.conversation_watch.keep_looking())
+            group.create_task(service.pruning.keep_pruning())
+
 
 @asynccontextmanager
 async def running_service(settings: Settings, database_url: str) -> AsyncGenerator[Service]:
-    """A service whose background work runs until the block ends. Raises ConfigurationError."""
+    """A service whose background work runs until the block ends. Raises ConfigurationError.
+
+    When the database is away it is there all the same, answers 503, and begins when it is back.
+    """
     async with (
         opened_models(settings.chat_model, _own_server(settings)) as models,
         opened_database(database_url, pool_size=settings.chat_db_pool) as database,
     ):
-        await prepare_schema(database, auto_migrate=settings.auto_migrate)
         service, background = _assemble(settings, database, models)
-        await background.lease.register()
+
+        async def begin() -> None:
+            await prepare_schema(database_url, auto_migrate=settings.auto_migrate)
+            await background.lease.register()
+
+        has_begun = await _begins_at_once(begin)
         async with asyncio.TaskGroup() as group:
-            work = [
-                group.create_task(background.lease.keep(service.engine.stop_all)),
-                group.create_task(background.recorder.keep_flushing()),
-                group.create_task(background.watch.keep_looking()),
-                group.create_task(background.recovery.keep_sweeping()),
-                group.create_task(background.erasure.keep_purging()),
-                group.create_task(service.conversation_watch.keep_looking()),
-                group.create_task(service.pruning.keep_pruning()),
-            ]
+            work = group.create_task(_work(service, background, None if has_begun else begin))
             try:
                 yield service
             finally:
                 await service.drain(0)
-                for task in work:
-                    task.cancel()
+                work.cancel()
         await background.lease.release()
 
 
-async def prepare_schema(database: Database, *, auto_migrate: bool) -> None:
+async def _begins_at_once(begin: Callable[[], Awaitable[None]]) -> bool:
+    """Raises what waiting will not mend: a refusal, or a schema that is behind."""
+    try:
+        await begin()
+    except DatabaseRefusedError:
+        raise
+    except DatabaseUnavailableError as error:
+        logger.warning("database_away_at_start", reason=str(error))
+        return False
+    return True
+
+
+async def _work(
+    service: Service, background: Background, begin: Callable[[], Awaitable[None]] | None
+) -> None:
+    while begin is not None:
+        await asyncio.sleep(BEGIN_PAUSE)
+        try:
+            await begin()
+        except (DatabaseUnavailableError, SchemaError) as error:
+            logger.warning("not_begun", reason=str(error), retry_in_s=BEGIN_PAUSE)
+        else:
+            logger.info("begun_late")
+            break
+    await background.run(service)
+
+
+async def prepare_schema(database_url: str, *, auto_migrate: bool) -> None:
     """Raises SchemaError when the schema is behind and may not be migrated here."""
-    if auto_migrate:
-        await migrate(database)
-        return
-    if await require_usable_schema(database) is SchemaState.AHEAD:
-        logger.warning("schema_is_newer")
+    async with opened_database(database_url, pool_size=1, command_timeout=None) as database:
+        if auto_migrate:
+            await migrate(database)
+        elif await require_usable_schema(database) is SchemaState.AHEAD:
+            logger.warning("schema_is_newer")
 
 
 def _own_server(settings: Settings) -> OwnServer | None:

@@ -167,7 +167,7 @@ def _database(settings: Settings) -> Generator[_Server | embedded.EmbeddedPostgr
 
 
 async def _migrate(url: str) -> None:
-    async with opened_database(url, pool_size=1) as database:
+    async with opened_database(url, pool_size=1, command_timeout=None) as database:
         await migrate_schema(database)
 
 
@@ -178,6 +178,6 @@ def _with_keys(work: Callable[[Keys], Awaitable[T]]) -> T:
 
 
 async def _on_keys(settings: Settings, url: str, work: Callable[[Keys], Awaitable[T]]) -> T:
+    await prepare_schema(url, auto_migrate=settings.auto_migrate)
     async with opened_database(url, pool_size=1) as database:
-        await prepare_schema(database, auto_migrate=settings.auto_migrate)
         return await work(Keys(database, KeyStore()))

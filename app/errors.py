@@ -11,6 +11,7 @@ ChatWorkflowError
 ├── DrainingError                 the service is shutting down
 ├── OverloadedError               as many turns run in this process as may
 ├── DatabaseUnavailableError
+│   ├── DatabaseRefusedError      it is there, but not for us: no such database, wrong password
 │   └── OutcomeUnknownError       whether the turn was begun will show when the database is back
 ├── CallerError
 │   ├── UnauthenticatedError
@@ -104,6 +105,10 @@ class OverloadedError(ChatWorkflowError):
 
 class DatabaseUnavailableError(ChatWorkflowError):
     """PostgreSQL cannot be reached, or did not answer in time."""
+
+
+class DatabaseRefusedError(DatabaseUnavailableError):
+    """PostgreSQL does not let us in: waiting alone will not help."""
 
 
 class OutcomeUnknownError(DatabaseUnavailableError):

@@ -20,6 +20,7 @@ from sqlalchemy.pool import QueuePool
 
 from app.errors import (
     ConfigurationError,
+    DatabaseRefusedError,
     DatabaseUnavailableError,
     KeyTakenError,
     LostOwnershipError,
@@ -35,10 +36,16 @@ TURN = "turns_pkey"
 LockTimeoutError: type[Exception] = asyncpg.LockNotAvailableError
 
 CONNECT_TIMEOUT = 5
-POOL_TIMEOUT = 10
-COMMAND_TIMEOUT = 30
+POOL_TIMEOUT = 5
+# Of any one statement; an answer of the service takes no longer when the server is frozen.
+COMMAND_TIMEOUT = 10
 LOCK_TIMEOUT = "5s"
 
+_REFUSED = (
+    asyncpg.InvalidPasswordError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+)
 _UNAVAILABLE = (
     OSError,
     PoolTimeoutError,
@@ -51,16 +58,19 @@ _UNAVAILABLE = (
     asyncpg.TransactionRollbackError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.LockNotAvailableError,
-    asyncpg.InvalidPasswordError,
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
+    # The schema is not there yet; `health.py` says so too.
+    asyncpg.UndefinedTableError,
+    *_REFUSED,
 )
 
 
 class Database:
     """A pool of at most `pool_size` connections to one PostgreSQL."""
 
-    def __init__(self, url: str, *, pool_size: int) -> None:
+    def __init__(
+        self, url: str, *, pool_size: int, command_timeout: float | None = COMMAND_TIMEOUT
+    ) -> None:
+        """`command_timeout` in seconds, for one statement; None: no limit, as migrations need."""
         self.url = async_url(url)
         self.engine: AsyncEngine = create_async_engine(
             self.url,
@@ -73,7 +83,7 @@ class Database:
             json_deserializer=json.loads,
             connect_args={
                 "timeout": CONNECT_TIMEOUT,
-                "command_timeout": COMMAND_TIMEOUT,
+                "command_timeout": command_timeout,
                 "server_settings": {
                     "application_name": "chat-workflow",
                     "timezone": "UTC",
@@ -127,9 +137,11 @@ class Database:
 
 
 @asynccontextmanager
-async def opened_database(url: str, *, pool_size: int) -> AsyncGenerator[Database]:
+async def opened_database(
+    url: str, *, pool_size: int, command_timeout: float | None = COMMAND_TIMEOUT
+) -> AsyncGenerator[Database]:
     """A database whose connections are closed at the end of the block."""
-    database = Database(url, pool_size=pool_size)
+    database = Database(url, pool_size=pool_size, command_timeout=command_timeout)
     try:
         yield database
     finally:
@@ -170,6 +182,8 @@ def _ours(error: BaseException) -> Exception | None:
 
 
 def _unavailable(cause: BaseException) -> DatabaseUnavailableError:
+    if isinstance(cause, _REFUSED):
+        return DatabaseRefusedError(f"the database lets nobody in ({type(cause).__name__})")
     return DatabaseUnavailableError(f"the database cannot be reached ({type(cause).__name__})")
 
 

@@ -251,7 +251,6 @@ async def test_time_zones_of_service_and_database_do_not_matter(
         ({"database_url": "postgresql://h:abc/d"}, "DATABASE_URL is not a URL"),
         ({"database_url": "postgresql://h/d?what=1"}, "unknown parameter 'what'"),
         ({"chat_data_dir": "~no-such-user/x"}, "cannot use"),
-        ({"database_url": "postgresql://127.0.0.1:9/d"}, "the database cannot be reached"),
         ({"chat_data_dir": "/dev/null/x"}, "cannot use"),
     ],
 )
