@@ -37,6 +37,7 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+	$(BIN)/python openapi/lint/run.py
 
 # Two processes, each with a PostgreSQL of its own; a file's tests stay together.
 test: install
@@ -71,6 +72,7 @@ UV_COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --g
 lock: install
 	$(UV_COMPILE) pyproject.toml -o requirements/runtime.txt
 	$(UV_COMPILE) --group dev -c requirements/runtime.txt pyproject.toml -o requirements/development.txt
+	$(UV_COMPILE) --group containers -o requirements/containers.txt
 	$(UV_COMPILE) requirements/build.in -o requirements/build.txt
 	$(UV_COMPILE) --no-deps requirements/embedded.in -o requirements/embedded.txt
 	! grep -nE 'https?://|file:' requirements/*.txt

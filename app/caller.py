@@ -1,8 +1,11 @@
 """Who is calling: always an argument, never a global."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 LOCAL_USER = "local"
+
+Action: TypeAlias = Literal["read", "write", "delete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,3 +14,7 @@ class Caller:
 
     user_id: str
     scopes: frozenset[str] = frozenset()
+
+    def acts_for_anyone(self, action: Action) -> bool:
+        """Only the scope that names exactly that action reaches beyond one's own data."""
+        return f"conversations:{action}:any" in self.scopes

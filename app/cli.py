@@ -14,7 +14,7 @@ import typer
 import uvloop
 from pydantic.fields import FieldInfo
 
-from app.api.application import create_application
+from app.api.application import described
 from app.bootstrap import prepare_schema
 from app.errors import ChatWorkflowError
 from app.identity.keys import SCOPES, Keys
@@ -87,7 +87,7 @@ def migrate() -> None:
 @app.command()
 def openapi() -> None:
     """Print the OpenAPI description of the API."""
-    print(dump_openapi(create_application().openapi()))
+    print(dump_openapi(described()))
 
 
 @keys_app.command("create")

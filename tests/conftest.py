@@ -99,6 +99,16 @@ async def client(service: Service, model: ScriptedModel) -> AsyncGenerator[httpx
         yield client
 
 
+@pytest.fixture(scope="module")
+async def keyed(settings: Settings, postgres_url: str) -> AsyncGenerator[Service]:
+    """A service that asks for keys."""
+    with_keys = settings.model_copy(update={"chat_auth": "keys"})
+    async with running_service(with_keys, postgres_url) as service:
+        yield service
+        await service.engine.stop_all()
+        await delete_all(service.database)
+
+
 @pytest.fixture(scope="session")
 async def _url(_service: Service, settings: Settings) -> AsyncGenerator[str]:
     """The service on a socket: streams come as they are made only over a real connection."""

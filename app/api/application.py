@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,6 +13,7 @@ from app.api.base_path import BasePathMiddleware
 from app.api.connections import PeerMiddleware
 from app.api.limits import QuotaHeadersMiddleware
 from app.api.methods import HeadMiddleware, Methods
+from app.api.openapi import describe
 from app.api.request_id import RequestIdMiddleware
 from app.api.request_log import RequestLogMiddleware
 from app.api.routes import conversations, health, messages, turns
@@ -33,12 +35,18 @@ def create_application(state: ApiState | None = None) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.api = state
     problems.install(app, Methods(ROUTERS))
     for router in ROUTERS:
         app.include_router(router)
     return app
+
+
+def described() -> dict[str, Any]:
+    """The API as an OpenAPI document."""
+    return describe(create_application())
 
 
 class Front:

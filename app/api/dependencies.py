@@ -4,7 +4,9 @@ from collections.abc import AsyncGenerator
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import Depends, Header, Path, Request
+from fastapi import Depends, Header, Path, Query, Request
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from app.api.admission import admitted
 from app.api.limits import count
@@ -15,6 +17,27 @@ from app.chat.runner import ChatWorkflowRunner
 from app.errors import NotFoundError
 from app.ids import ConversationId, TurnId
 from app.wire.paths import Paths
+
+# A parameter may be left out; there is no way to write null in a query or header.
+Absent = SkipJsonSchema[None]
+_Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
+_Cursor = Annotated[str, Field(max_length=500)]
+CursorQuery = Annotated[_Cursor | Absent, Query(description="`next_cursor` of the page before.")]
+AfterQuery = Annotated[
+    str | Absent,
+    Query(description="`<turn number>-<seq>`; for clients that cannot send `Last-Event-ID`."),
+]
+LastEventIdHeader = Annotated[
+    str | Absent,
+    Header(alias="Last-Event-ID", description="Resume after this event; wins over `after`."),
+]
+IfNoneMatchHeader = Annotated[
+    list[str] | Absent,
+    Header(alias="If-None-Match", description="304 when its ETag is still this."),
+]
+IfMatchHeader = Annotated[
+    list[str] | Absent, Header(alias="If-Match", description="412 when its ETag is not this.")
+]
 
 
 async def _caller(request: Request) -> Caller:
@@ -61,13 +84,7 @@ def _uuid(text: str) -> UUID:
 
 async def _idempotency_key(
     idempotency_key: Annotated[
-        str | None,
-        Header(
-            min_length=1,
-            max_length=255,
-            pattern=r"^[\x21-\x7e]+$",
-            description="Makes the request safe to repeat for 24 hours.",
-        ),
+        _Key | Absent, Header(description="Makes the request safe to repeat for 24 hours.")
     ] = None,
 ) -> str | None:
     return idempotency_key
@@ -75,7 +92,7 @@ async def _idempotency_key(
 
 async def _trace_id(
     traceparent: Annotated[
-        str | None, Header(description="W3C Trace Context; its trace id stands in the turn.")
+        str | Absent, Header(description="W3C Trace Context; its trace id stands in the turn.")
     ] = None,
 ) -> str | None:
     return trace_id_of(traceparent)

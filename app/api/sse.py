@@ -99,12 +99,12 @@ def _block(frame: Frame) -> bytes:
     return "\n".join(lines).encode()
 
 
-def cursor_of(request: Request, after: str | None) -> EventId | None:
+def cursor_of(last_event_id: str | None, after: str | None) -> EventId | None:
     """`Last-Event-ID`, else `?after=`: a browser that reconnects keeps the URL and sends the header.
 
     Raises BadLastEventIdError.
     """
-    text = request.headers.get("last-event-id", "") or after or ""
+    text = last_event_id or after or ""
     if not text:
         return None
     event_id = EventId.parse(text)

@@ -21,6 +21,7 @@ from app.errors import (
     BadLastEventIdError,
     DatabaseUnavailableError,
     DrainingError,
+    ForbiddenError,
     KeyTakenError,
     NotFoundError,
     OverloadedError,
@@ -160,7 +161,12 @@ class ChatWorkflowRunner:
         status: RunStatus | None = None,
         user_id: str | None = None,
     ) -> Sequence[Run]:
-        """Newest first; only the caller's own, unless its scopes allow another `user_id`."""
+        """Newest first; the caller's own, or another `user_id`'s.
+
+        Raises ForbiddenError without the scope for that, whether or not there is such a user.
+        """
+        if user_id not in (None, caller.user_id) and not caller.acts_for_anyone("read"):
+            raise ForbiddenError("the scope conversations:read:any is missing")
         async with self._database.connection() as connection:
             return await self._runs.list(
                 connection,

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Select, and_, func, insert, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.caller import Caller
+from app.caller import Action, Caller
 from app.errors import ConversationClosedError, NotFoundError, TurnInProgressError
 from app.ids import ConversationId, TurnId, WorkerId
 from app.messages.codec import StoredMessage, decode, dump_json
@@ -17,7 +17,7 @@ from app.runs import ActiveTurn, BegunTurn, Claim, Run, RunStatus, Turn, TurnSta
 from app.storage.database import Driver, Row
 from app.storage.idempotency_store import RequestKey
 from app.storage.tables import runs, turns
-from app.storage.visibility import Action, acts_for_anyone, visible
+from app.storage.visibility import visible
 from app.wire.event import Frame, lines
 
 
@@ -150,7 +150,7 @@ class RunStateStore:
             _CLAIM,
             run_id,
             caller.user_id,
-            acts_for_anyone(caller, "write"),
+            caller.acts_for_anyone("write"),
             new.id,
             new.worker_id,
             new.title,
@@ -330,7 +330,7 @@ class RunStateStore:
         Without `turn_id`: whichever runs. The fence stays, so that the owner can still write.
         """
         row: Row | None = await driver.fetchrow(
-            _REQUEST_CANCEL, run_id, caller.user_id, acts_for_anyone(caller, "write"), turn_id
+            _REQUEST_CANCEL, run_id, caller.user_id, caller.acts_for_anyone("write"), turn_id
         )
         return None if row is None else _running(row)
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Boolean, Select, Text, bindparam, cast, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.caller import Caller
+from app.caller import Action, Caller
 from app.errors import NotFoundError
 from app.ids import ConversationId, MessageId, TurnId
 from app.messages.codec import StoredMessage, decode
@@ -17,7 +17,7 @@ from app.runs import Turn, TurnStatus
 from app.storage.database import Driver, Row
 from app.storage.run_state_store import usage_of
 from app.storage.tables import messages, runs, turns
-from app.storage.visibility import Action, acts_for_anyone, visible
+from app.storage.visibility import visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class TranscriptStore:
             run_id=run_id,
             turn_id=turn_id,
             user_id=caller.user_id,
-            anyone=acts_for_anyone(caller, action),
+            anyone=caller.acts_for_anyone(action),
         )
         if found is None:
             raise NotFoundError

@@ -1,17 +1,9 @@
 """What a caller may see: the only way to a conversation starts here."""
 
-from typing import Literal, TypeAlias
-
 from sqlalchemy import ColumnElement, and_, true
 
-from app.caller import Caller
+from app.caller import Action, Caller
 from app.storage.tables import runs
-
-Action: TypeAlias = Literal["read", "write", "delete"]
-
-
-def acts_for_anyone(caller: Caller, action: Action) -> bool:
-    return f"conversations:{action}:any" in caller.scopes
 
 
 def visible(caller: Caller, action: Action) -> ColumnElement[bool]:
@@ -20,6 +12,6 @@ def visible(caller: Caller, action: Action) -> ColumnElement[bool]:
 
 
 def owned(caller: Caller, action: Action) -> ColumnElement[bool]:
-    if acts_for_anyone(caller, action):
+    if caller.acts_for_anyone(action):
         return true()
     return runs.c.user_id == caller.user_id

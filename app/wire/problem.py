@@ -72,6 +72,7 @@ class ProblemDocument(TypedDict):
     errors: NotRequired[list[FaultDocument]]
     turn_id: NotRequired[str]
     links: NotRequired[TurnLinks]
+    retry_after: NotRequired[int]
 
 
 KINDS: Mapping[type[ChatWorkflowError], Kind] = {

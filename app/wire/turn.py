@@ -1,7 +1,7 @@
 """A turn on the wire, with or without its messages."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NotRequired
+from typing import Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
@@ -9,6 +9,7 @@ from app.runs import Turn
 from app.wire.message import MessageDocument
 from app.wire.moment import rfc3339, rfc3339_or_none
 from app.wire.paths import Paths, TurnLinks
+from app.wire.problem import ProblemDocument
 from app.wire.usage import UsageDocument, usage_document
 
 
@@ -22,7 +23,7 @@ class TurnDocument(TypedDict):
     output: str | None
     messages: NotRequired[list[MessageDocument]]
     reason: str | None
-    error: dict[str, Any] | None
+    error: ProblemDocument | None
     model: str | None
     finish_reason: str | None
     usage: UsageDocument
@@ -45,7 +46,7 @@ def turn_document(
         "attempt": turn.attempt,
         "output": turn.output,
         "reason": turn.reason,
-        "error": None if turn.error is None else dict(turn.error),
+        "error": cast("ProblemDocument | None", turn.error),
         "model": turn.model,
         "finish_reason": turn.finish_reason,
         "usage": usage_document(turn.usage),

@@ -1,25 +1,14 @@
 """With keys: another user's conversation does not exist, on every route."""
 
-from collections.abc import AsyncGenerator
-
 import httpx
 import pytest
 
-from app.bootstrap import Service, running_service
-from app.settings import Settings
+from app.bootstrap import Service
 from tests.api.test_conversations import create
 from tests.api.test_erasure import tables_with
 from tests.api.test_messages import history, send
-from tests.conftest import client_of, delete_all
+from tests.conftest import client_of
 from tests.scripted_model import ScriptedModel
-
-
-@pytest.fixture(scope="module")
-async def keyed(settings: Settings, postgres_url: str) -> AsyncGenerator[Service]:
-    with_keys = settings.model_copy(update={"chat_auth": "keys"})
-    async with running_service(with_keys, postgres_url) as service:
-        yield service
-        await delete_all(service.database)
 
 
 async def user(service: Service, name: str, *scopes: str) -> httpx.AsyncClient:
@@ -51,7 +40,10 @@ async def test_each_verb_of_another_user_finds_nothing(
         assert answer.status_code == 404
         assert _without_names(answer) == _without_names(unknown)
     assert (await eve.get("/v1/conversations")).json()["data"] == []
-    assert (await eve.get("/v1/conversations?user_id=ada")).json()["data"] == []
+    for name in ("ada", "nobody-at-all"):
+        refused = await eve.get(f"/v1/conversations?user_id={name}")
+        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+    assert (await eve.get("/v1/conversations?user_id=eve")).json()["data"] == []
     assert len(model.requests) == 1
     assert (await ada.get(path)).json() == before
 

@@ -3,17 +3,25 @@
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Query, Request
+from pydantic import Field
 from starlette.responses import Response
 
 from app.api.answers import REPLAYED, JsonAnswer, NotModified, kept_as
 from app.api.dependencies import (
+    Absent,
+    AfterQuery,
     CallerDep,
     ConversationIdDep,
+    CursorQuery,
     HoldsStreamPlace,
     IdempotencyKeyDep,
+    IfMatchHeader,
+    IfNoneMatchHeader,
+    LastEventIdHeader,
     PathsDep,
     RunnerDep,
 )
+from app.api.documented import OF_A_BODY, answer, empty, problems, stream
 from app.api.etags import etag_of, expected_versions, is_unchanged
 from app.api.pagination import encode_cursor, page_answer, place_of
 from app.api.routes.messages import turn_answer
@@ -23,6 +31,15 @@ from app.api.schemas.text import StorableText
 from app.api.sse import StreamAnswer, cursor_of
 from app.api.strict_json import StrictJsonRoute
 from app.chat.runner import ConversationPatch, NewConversation, Order
+from app.errors import (
+    BadCursorError,
+    BadLastEventIdError,
+    IdempotencyMismatchError,
+    InvalidRequestError,
+    NotFoundError,
+    PreconditionFailedError,
+    TurnInProgressError,
+)
 from app.runs import Run, RunStatus
 from app.wire.conversation import ConversationDocument, conversation_document
 from app.wire.turn import TurnDocument
@@ -30,6 +47,20 @@ from app.wire.turn import TurnDocument
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=StrictJsonRoute)
 
 NO_BODY = CreateConversation()
+UserQuery = Annotated[
+    Annotated[StorableText, Field(min_length=1, max_length=200)] | Absent,
+    Query(description="Another user's, with the scope `conversations:read:any`."),
+]
+# The same document by its own name (RFC 7396, section 4).
+MERGE_PATCH = {
+    "requestBody": {
+        "content": {
+            "application/merge-patch+json": {
+                "schema": {"$ref": "#/components/schemas/PatchConversation"}
+            }
+        }
+    }
+}
 ORDERS = {"-updated_at": Order.UPDATED, "-created_at": Order.CREATED}
 
 
@@ -38,9 +69,12 @@ ORDERS = {"-updated_at": Order.UPDATED, "-created_at": Order.CREATED}
     summary="Create a conversation",
     status_code=201,
     response_model=None,
-    responses={201: {"model": ConversationDocument}},
+    responses={
+        201: answer(ConversationDocument, "conversation", "It was created", ("Location", "ETag")),
+        **problems(*OF_A_BODY, IdempotencyMismatchError, NotFoundError),
+    },
 )
-async def create(
+async def create_conversation(
     caller: CallerDep,
     runner: RunnerDep,
     paths: PathsDep,
@@ -58,30 +92,32 @@ async def create(
             idempotency_key=key,
         ),
     )
-    answer = conversation_answer(run, status=201)
-    answer.headers["Location"] = paths.conversation(run.id)
+    created = conversation_answer(run, status=201)
+    created.headers["Location"] = paths.conversation(run.id)
     if replayed:
-        answer.headers[REPLAYED] = "true"
-    return answer
+        created.headers[REPLAYED] = "true"
+    return created
 
 
 @router.get(
     "",
     summary="List conversations, newest first",
     response_model=None,
-    responses={200: {"model": Page[ConversationDocument]}},
+    responses={
+        200: answer(Page[ConversationDocument], "conversations", "A page", ("Link",)),
+        **problems(BadCursorError, InvalidRequestError),
+    },
 )
 async def list_conversations(
     request: Request,
     caller: CallerDep,
     runner: RunnerDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    cursor: Annotated[str | None, Query(max_length=500)] = None,
-    status: Annotated[RunStatus | None, Query()] = None,
+    cursor: CursorQuery = None,
+    status: Annotated[RunStatus | Absent, Query()] = None,
     sort: Annotated[Literal["-updated_at", "-created_at"], Query()] = "-updated_at",
-    user_id: Annotated[StorableText | None, Query(max_length=200)] = None,
+    user_id: UserQuery = None,
 ) -> Response:
-    """`user_id` other than the caller's own needs the scope `conversations:read:any`."""
     order = ORDERS[sort]
     runs = await runner.list(
         caller,
@@ -102,14 +138,21 @@ async def list_conversations(
     "/{conversation_id}",
     summary="Read a conversation",
     response_model=None,
-    responses={200: {"model": ConversationDocument}, 304: {}},
+    responses={
+        200: answer(ConversationDocument, "conversation", "As it stands", ("ETag",)),
+        304: empty("It has not changed", ("ETag",)),
+        **problems(NotFoundError),
+    },
 )
-async def get(
-    request: Request, caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep
+async def get_conversation(
+    caller: CallerDep,
+    runner: RunnerDep,
+    conversation_id: ConversationIdDep,
+    if_none_match: IfNoneMatchHeader = None,
 ) -> Response:
     """304 when `If-None-Match` names its `ETag`."""
     run = await runner.get(caller, conversation_id)
-    if is_unchanged(request, run.version):
+    if is_unchanged(if_none_match, run.version):
         return NotModified(etag_of(run.version))
     return conversation_answer(run)
 
@@ -118,18 +161,22 @@ async def get(
     "/{conversation_id}",
     summary="Change title and metadata",
     response_model=None,
-    responses={200: {"model": ConversationDocument}},
+    responses={
+        200: answer(ConversationDocument, "conversation", "As it stands now", ("ETag",)),
+        **problems(*OF_A_BODY, NotFoundError, PreconditionFailedError),
+    },
+    openapi_extra=MERGE_PATCH,
 )
-async def patch(
-    request: Request,
+async def update_conversation(
     caller: CallerDep,
     runner: RunnerDep,
     conversation_id: ConversationIdDep,
     body: PatchConversation,
+    if_match: IfMatchHeader = None,
 ) -> Response:
     """A JSON Merge Patch (RFC 7396): null removes. With `If-Match` only if nothing has changed."""
     given = body.model_dump(exclude_unset=True)
-    wanted = ConversationPatch(changes=given, if_match=expected_versions(request))
+    wanted = ConversationPatch(changes=given, if_match=expected_versions(if_match))
     return conversation_answer(await runner.update(caller, conversation_id, wanted))
 
 
@@ -137,9 +184,12 @@ async def patch(
     "/{conversation_id}/close",
     summary="Close a conversation: final, and fine to repeat",
     response_model=None,
-    responses={200: {"model": ConversationDocument}},
+    responses={
+        200: answer(ConversationDocument, "closed_conversation", "It is closed", ("ETag",)),
+        **problems(NotFoundError, TurnInProgressError),
+    },
 )
-async def close(
+async def close_conversation(
     caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep
 ) -> Response:
     return conversation_answer(await runner.close(caller, conversation_id))
@@ -149,9 +199,13 @@ async def close(
     "/{conversation_id}/cancel",
     summary="Stop whichever turn is running; answers when it has ended",
     response_model=None,
-    responses={200: {"model": TurnDocument}, 204: {}},
+    responses={
+        200: answer(TurnDocument, "turn", "The turn, which has ended", ("X-Turn-ID",)),
+        204: empty("No turn was running"),
+        **problems(NotFoundError),
+    },
 )
-async def cancel(
+async def cancel_running_turn(
     caller: CallerDep, runner: RunnerDep, paths: PathsDep, conversation_id: ConversationIdDep
 ) -> Response:
     """204 when none is running."""
@@ -164,22 +218,29 @@ async def cancel(
     summary="Follow a conversation, all its turns",
     dependencies=[HoldsStreamPlace],
     response_model=None,
-    responses={200: {"content": {"text/event-stream": {}}}, 204: {}},
+    responses={
+        200: stream("Events, until the conversation is closed or erased"),
+        204: empty("It is closed, and nothing lies after the cursor"),
+        **problems(NotFoundError, BadLastEventIdError),
+    },
 )
-async def follow(
+async def follow_conversation(
     request: Request,
     caller: CallerDep,
     runner: RunnerDep,
     conversation_id: ConversationIdDep,
-    after: Annotated[str | None, Query(description="`<turn number>-<seq>`")] = None,
+    after: AfterQuery = None,
+    last_event_id: LastEventIdHeader = None,
 ) -> Response:
     """After `Last-Event-ID` (or `?after=`) over all turns, else from the running turn's first event.
 
     204 when the conversation is closed and nothing lies after the cursor.
     """
-    cursor = cursor_of(request, after)
-    stream = await runner.follow(caller, conversation_id, after=cursor)
-    return Response(status_code=204) if stream is None else StreamAnswer(request, stream.frames)
+    cursor = cursor_of(last_event_id, after)
+    following = await runner.follow(caller, conversation_id, after=cursor)
+    if following is None:
+        return Response(status_code=204)
+    return StreamAnswer(request, following.frames)
 
 
 @router.delete(
@@ -187,8 +248,9 @@ async def follow(
     summary="Erase a conversation with everything it holds",
     status_code=204,
     response_model=None,
+    responses={204: empty("It is erased, also when it was before"), **problems(NotFoundError)},
 )
-async def delete(
+async def delete_conversation(
     caller: CallerDep, runner: RunnerDep, conversation_id: ConversationIdDep
 ) -> Response:
     await runner.delete(caller, conversation_id)

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from app.api.answers import JsonAnswer
+from app.api.documented import answer
 from app.api.state import state_of
 
 router = APIRouter(prefix="/health", tags=["health"])
@@ -28,9 +29,9 @@ class ReadinessDocument(TypedDict):
     "/live",
     summary="The process is alive",
     response_model=None,
-    responses={200: {"model": Liveness}},
+    responses={200: answer(Liveness, "alive", "It is alive")},
 )
-async def live() -> Response:
+async def get_liveness() -> Response:
     return JsonAnswer({"status": "alive"})
 
 
@@ -38,9 +39,12 @@ async def live() -> Response:
     "/ready",
     summary="The process can serve: database, schema, not shutting down",
     response_model=None,
-    responses={200: {"model": ReadinessDocument}, 503: {"model": ReadinessDocument}},
+    responses={
+        200: answer(ReadinessDocument, "ready", "It can serve"),
+        503: answer(ReadinessDocument, "not_ready", "It cannot, for this reason"),
+    },
 )
-async def ready(request: Request) -> Response:
+async def get_readiness(request: Request) -> Response:
     readiness = await state_of(request).health.readiness()
     document: ReadinessDocument = {
         "status": "ready" if readiness.reason is None else "unavailable",

@@ -7,15 +7,27 @@ from starlette.responses import Response
 
 from app.api.answers import REPLAYED, JsonAnswer, NotModified, kept_as, problem_answer
 from app.api.dependencies import (
+    Absent,
     CallerDep,
     ConversationIdDep,
+    CursorQuery,
     HoldsStreamPlace,
     IdempotencyKeyDep,
+    IfNoneMatchHeader,
     PathsDep,
     RequestIdDep,
     RunnerDep,
     SenderDep,
     TraceIdDep,
+)
+from app.api.documented import (
+    OF_A_BEGIN,
+    OF_A_BODY,
+    OF_A_WAIT,
+    answer,
+    empty,
+    problems,
+    stream,
 )
 from app.api.etags import etag_of, is_unchanged
 from app.api.pagination import encode_cursor, page_answer, turn_number_of
@@ -26,6 +38,13 @@ from app.api.sse import turn_stream_answer
 from app.api.strict_json import StrictJsonRoute
 from app.chat.runner import TurnWithMessages
 from app.chat.turn import Prompt
+from app.errors import (
+    BadCursorError,
+    ConversationClosedError,
+    IdempotencyMismatchError,
+    InvalidRequestError,
+    NotFoundError,
+)
 from app.runs import TurnStatus
 from app.wire.message import MessageDocument, message_document
 from app.wire.paths import Paths
@@ -39,15 +58,32 @@ router = APIRouter(
 )
 
 CURSOR = "messages"
+SENT = ("X-Turn-ID", "Idempotency-Replayed")
+OF_A_SEND = (
+    *OF_A_BODY,
+    NotFoundError,
+    ConversationClosedError,
+    IdempotencyMismatchError,
+    *OF_A_BEGIN,
+)
 
 
 @router.post(
     "",
     summary="Send a message and wait for the answer",
     response_model=None,
-    responses={200: {"model": TurnDocument}, 202: {"model": TurnDocument}},
+    responses={
+        200: answer(TurnDocument, "turn", "The turn, which has ended", SENT),
+        202: answer(
+            TurnDocument,
+            "running_turn",
+            "The turn, which still runs",
+            (*SENT, "Location", "Preference-Applied"),
+        ),
+        **problems(*OF_A_SEND, *OF_A_WAIT, also=[TURN_CANCELLED]),
+    },
 )
-async def send(
+async def send_message(
     caller: SenderDep,
     runner: RunnerDep,
     paths: PathsDep,
@@ -57,7 +93,7 @@ async def send(
     key: IdempotencyKeyDep,
     body: SendMessage,
     prefer: Annotated[
-        list[str] | None, Header(description="`respond-async`, or `wait=n` seconds (RFC 7240).")
+        list[str] | Absent, Header(description="`respond-async`, or `wait=n` seconds (RFC 7240).")
     ] = None,
 ) -> Response:
     """With `Prefer` the turn may be returned while it still runs, as 202 with its `Location`."""
@@ -66,14 +102,14 @@ async def send(
     sent = await runner.send_message(caller, conversation_id, prompt, wait=preference.wait)
     turn = sent.stored.turn
     if turn.status.is_terminal:
-        answer = ended_turn_answer(sent.stored, paths)
+        ended = ended_turn_answer(sent.stored, paths)
         if sent.replayed:
-            answer.headers[REPLAYED] = "true"
-        return answer
-    answer = turn_answer(sent.stored, paths, status=202)
-    answer.headers["Location"] = paths.turn(conversation_id, turn.id)
-    answer.headers["Preference-Applied"] = preference.applied or ""
-    return answer
+            ended.headers[REPLAYED] = "true"
+        return ended
+    accepted = turn_answer(sent.stored, paths, status=202)
+    accepted.headers["Location"] = paths.turn(conversation_id, turn.id)
+    accepted.headers["Preference-Applied"] = preference.applied or ""
+    return accepted
 
 
 @router.post(
@@ -81,9 +117,12 @@ async def send(
     summary="Send a message and stream the turn",
     dependencies=[HoldsStreamPlace],
     response_model=None,
-    responses={200: {"content": {"text/event-stream": {}}}},
+    responses={
+        200: stream("The turn's events, from the first to the terminal one", SENT),
+        **problems(*OF_A_SEND),
+    },
 )
-async def send_and_stream(
+async def stream_message(
     request: Request,
     caller: SenderDep,
     runner: RunnerDep,
@@ -95,8 +134,8 @@ async def send_and_stream(
 ) -> Response:
     """A refusal is an error before the first byte, never an event."""
     prompt = prompt_of(body, request_id, trace_id, key)
-    stream = await runner.send_message_stream(caller, conversation_id, prompt)
-    return turn_stream_answer(request, stream)
+    sent = await runner.send_message_stream(caller, conversation_id, prompt)
+    return turn_stream_answer(request, sent)
 
 
 def prompt_of(body: SendMessage, request_id: str, trace_id: str | None, key: str | None) -> Prompt:
@@ -113,15 +152,20 @@ def prompt_of(body: SendMessage, request_id: str, trace_id: str | None, key: str
     "",
     summary="Read the history, oldest first",
     response_model=None,
-    responses={200: {"model": Page[MessageDocument]}, 304: {}},
+    responses={
+        200: answer(Page[MessageDocument], "messages", "A page", ("ETag", "Link")),
+        304: empty("Nothing has changed", ("ETag",)),
+        **problems(NotFoundError, BadCursorError, InvalidRequestError),
+    },
 )
-async def history(
+async def list_messages(
     request: Request,
     caller: CallerDep,
     runner: RunnerDep,
     conversation_id: ConversationIdDep,
     limit: Annotated[int, Query(ge=1, le=200, description="How many turns.")] = 20,
-    cursor: Annotated[str | None, Query(max_length=500)] = None,
+    cursor: CursorQuery = None,
+    if_none_match: IfNoneMatchHeader = None,
 ) -> Response:
     """The first page holds the latest turns; `next_cursor` leads to older ones.
 
@@ -130,7 +174,7 @@ async def history(
     before = turn_number_of(cursor, CURSOR)
     # Read first: what comes between the two reads makes the page newer than its tag, never older.
     version = await runner.version(caller, conversation_id)
-    if is_unchanged(request, version):
+    if is_unchanged(if_none_match, version):
         return NotModified(etag_of(version))
     placed = await runner.get_history(caller, conversation_id, limit=limit, before=before)
     documents = [
@@ -149,14 +193,14 @@ def ended_turn_answer(ended: TurnWithMessages, paths: Paths) -> Response:
     if turn.status is TurnStatus.CANCELLED:
         path = paths.turn(turn.run_id, turn.id)
         document = document_of(TURN_CANCELLED, instance=path, request_id=turn.request_id)
-        answer: Response = problem_answer(about_turn(document, paths, turn.run_id, turn.id))
+        problem: Response = problem_answer(about_turn(document, paths, turn.run_id, turn.id))
     elif turn.error is not None:
         wait = turn.error.get("retry_after")
-        answer = problem_answer(turn.error, retry_after=wait if isinstance(wait, int) else None)
+        problem = problem_answer(turn.error, retry_after=wait if isinstance(wait, int) else None)
     else:
         return turn_answer(ended, paths)
-    answer.headers["X-Turn-ID"] = str(turn.id)
-    return answer
+    problem.headers["X-Turn-ID"] = str(turn.id)
+    return problem
 
 
 def turn_answer(stored: TurnWithMessages, paths: Paths, *, status: int = 200) -> JsonAnswer:

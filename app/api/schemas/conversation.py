@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.api.examples import PREFIX
 from app.api.schemas.text import Metadata, StorableText, WrittenText
 from app.chat.config import DEFAULT_PROFILE
 
@@ -39,9 +40,7 @@ class PatchConversation(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         strict=True,
-        json_schema_extra={
-            "examples": [{"title": "Trip to Bergen", "metadata": {"ship": None, "by": "train"}}]
-        },
+        json_schema_extra={"examples": [f"{PREFIX}patch"]},
     )
 
     title: Annotated[WrittenText, Field(max_length=200)] | None = None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from app.chat.metadata import flaw_of
 from app.messages.text_policy import is_storable
@@ -27,6 +27,14 @@ def _metadata(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-StorableText = Annotated[str, AfterValidator(_storable)]
-WrittenText = Annotated[str, AfterValidator(_storable), AfterValidator(_not_blank)]
+# The patterns are for the description of the API; the checks are the functions above.
+StorableText = Annotated[
+    str, AfterValidator(_storable), Field(json_schema_extra={"pattern": r"^[^\u0000]*$"})
+]
+WrittenText = Annotated[
+    str,
+    AfterValidator(_storable),
+    AfterValidator(_not_blank),
+    Field(json_schema_extra={"pattern": r"^[^\u0000]*[^\s\u0000][^\u0000]*$"}),
+]
 Metadata = Annotated[dict[str, Any], AfterValidator(_metadata)]

@@ -180,6 +180,9 @@ class _Run:
             event = self.events.get_nowait()
             if event is not None:
                 events.append(event)
+        lost = self._mapper.lost(self._new_messages())
+        if lost is not None:
+            self._messages.append(replace(lost, run_id=self._run_id))
         events.extend(self._mapper.announce(self._new_messages()))
         events.extend(self._mapper.interrupted())
         return events

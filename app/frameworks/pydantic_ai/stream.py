@@ -47,6 +47,7 @@ class EventMapper:
         self._announced_responses = 0
         self._announced_ids = 0
         self._told: dict[MessageId, int] = {}
+        self._unannounced: list[str] = []
         self._started: dict[str, float] = {}
 
     def announce(self, messages: Sequence[ModelMessage]) -> Iterator[StepEvent]:
@@ -60,12 +61,23 @@ class EventMapper:
             yield from self._announce(response)
         self._announced_responses = len(responses)
 
+    def lost(self, messages: Sequence[ModelMessage]) -> ModelResponse | None:
+        """What was told of a response that the framework has not kept.
+
+        Cancelled between a response's last event and its own note of it, it forgets the response.
+        """
+        responses = [m for m in messages if isinstance(m, ModelResponse) and m.parts]
+        if not self._unannounced or len(responses) > self._announced_responses:
+            return None
+        return ModelResponse([TextPart("".join(self._unannounced))], state="interrupted")
+
     def _announce(self, response: ModelResponse) -> Iterator[StepEvent]:
         ids = self.assistant_ids[self._announced_ids :]
         messages = to_conversation([response], ids)
         said = [message for message in messages if message.role is Role.ASSISTANT]
         self.assistant_ids += [message.id for message in said[len(ids) :]]
         self._announced_ids = len(self.assistant_ids)
+        self._unannounced.clear()
         for message in said:
             rest = message.content[self._told.get(message.id, 0) :]
             if rest:
@@ -111,6 +123,7 @@ class EventMapper:
     def _text(self, text: str) -> TextDelta:
         message_id = self._message()
         self._told[message_id] = self._told.get(message_id, 0) + len(text)
+        self._unannounced.append(text)
         return TextDelta(message_id, storable(text))
 
     def _message(self) -> MessageId:
