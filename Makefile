@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install serve check test test-all test-process test-performance test-postgres15 \
+.PHONY: install serve check test test-all test-process test-fuzz test-performance test-postgres15 \
   debian-postgres15 bench openapi lock clean
 
 HAS_WHEEL = $(BIN)/python -c 'import platform as p, sys; \
@@ -53,8 +53,12 @@ test-performance: install
 test-postgres15: install debian-postgres15
 	PG_BINDIR=/usr/lib/postgresql/15/bin $(BIN)/pytest -n 2 --dist loadfile tests/postgres tests/api
 
+# schemathesis, on the real service, against the description of the API.
+test-fuzz: install
+	$(BIN)/pytest tests/fuzz
+
 # Everything that `make test` leaves out; CI runs both.
-test-all: test-process test-performance test-postgres15
+test-all: test-process test-fuzz test-performance test-postgres15
 
 debian-postgres15:
 	test -x /usr/lib/postgresql/15/bin/postgres || { apt-get update -q && apt-get install -y -q --no-install-recommends postgresql-15; }

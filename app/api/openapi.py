@@ -139,6 +139,7 @@ def _schemas() -> dict[str, Any]:
         "oneOf": references,
         "discriminator": {"propertyName": "type", "mapping": mapping},
     }
+    schemas["Json"] = _JSON
     schemas["ServerSentEvent"] = _server_sent_event(sorted(types.values()))
     return schemas
 
@@ -174,6 +175,20 @@ def _header(description: str, *, required: bool = False, kind: str = "string") -
     return {"description": description, "required": required, "schema": {"type": kind}}
 
 
+_TEXT = {"type": "string", "pattern": r"^[^\u0000]*$"}
+_JSON = {
+    "description": "Any JSON value without NUL.",
+    "anyOf": [
+        {"type": ["null", "boolean", "number"]},
+        _TEXT,
+        {"type": "array", "items": {"$ref": "#/components/schemas/Json"}},
+        {
+            "type": "object",
+            "propertyNames": _TEXT,
+            "additionalProperties": {"$ref": "#/components/schemas/Json"},
+        },
+    ],
+}
 _HEADERS = {
     "X-Request-ID": _header(
         "The client's own, if it is a sane token, or a new one.", required=True

@@ -90,7 +90,10 @@ def _id_of(request: Request) -> str:
 
 def _faults(errors: Sequence[Mapping[str, Any]]) -> list[Fault]:
     """Where and what, by a JSON pointer (RFC 6901); never the value."""
-    return [Fault(_pointer(error["loc"]), error["msg"]) for error in errors]
+    return [
+        Fault(_pointer(error["loc"]), error["msg"].removeprefix("Value error, "))
+        for error in errors
+    ]
 
 
 def _pointer(location: Sequence[int | str]) -> str:

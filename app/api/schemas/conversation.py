@@ -2,11 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from app.api.examples import PREFIX
 from app.api.schemas.text import Metadata, StorableText, WrittenText
 from app.chat.config import DEFAULT_PROFILE
+
+
+def _whole(value: object) -> object:
+    """In JSON 3.0 is the same number as 3 (JSON Schema, section 6.1.1 of the validation part)."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class ConfigOverrides(BaseModel):
@@ -15,7 +20,7 @@ class ConfigOverrides(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     instructions: Annotated[StorableText, Field(max_length=100_000)] | None = None
-    max_context_turns: Annotated[int, Field(ge=1, le=200)] | None = None
+    max_context_turns: Annotated[int, Field(ge=1, le=200), BeforeValidator(_whole)] | None = None
     reasoning: Literal["hidden", "shown"] | None = None
 
 

@@ -37,4 +37,9 @@ WrittenText = Annotated[
     AfterValidator(_not_blank),
     Field(json_schema_extra={"pattern": r"^[^\u0000]*[^\s\u0000][^\u0000]*$"}),
 ]
-Metadata = Annotated[dict[str, Any], AfterValidator(_metadata)]
+_METADATA: dict[str, Any] = {
+    "description": "At most 16 KiB of JSON, nested at most 16 levels deep, without NUL.",
+    "propertyNames": {"pattern": r"^[^\u0000]*$"},
+    "additionalProperties": {"$ref": "#/components/schemas/Json"},
+}
+Metadata = Annotated[dict[str, Any], AfterValidator(_metadata), Field(json_schema_extra=_METADATA)]
