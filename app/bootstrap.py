@@ -22,7 +22,7 @@ from app.errors import DatabaseRefusedError, DatabaseUnavailableError, SchemaErr
 from app.executors.direct import DirectExecutor
 from app.frameworks.pydantic_ai.agent import PydanticAIAgent
 from app.frameworks.pydantic_ai.models import Models, OwnServer, opened_models
-from app.frameworks.pydantic_ai.toolsets import load_tools
+from app.frameworks.pydantic_ai.toolsets import GuardedToolset, load_tools
 from app.health import Health
 from app.identity.authenticator import Authenticator
 from app.identity.keys import Keys
@@ -173,7 +173,10 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
     event_log, followers, paths = EventLog(), Followers(), Paths(settings.chat_root_path)
     recorder = Recorder(database, event_log, followers, paths)
     request_keys = IdempotencyStore()
-    executor = _executor(settings, models)
+    tools = _tools(settings)
+    executor = DirectExecutor(
+        PydanticAIAgent(models, retries=settings.chat_model_retries, tools=tools)
+    )
     turn = ChatTurn(database, runs, transcripts, request_keys, executor, recorder)
     lease = Lease(database, workers, length=settings.chat_lease)
     forced_end = ForcedEnd(database, runs, transcripts, event_log, paths)
@@ -212,7 +215,7 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         subscriptions,
         ConversationSubscriptions(database, runs, transcripts, subscriptions, conversation_watch),
         Cancelling(database, runs, transcripts, engine, forced_end, followers),
-        config=_default_config(settings),
+        config=_default_config(settings, () if tools is None else tools.names),
         erase=erasure.erase_conversation,
     )
     keys = Keys(database, KeyStore())
@@ -264,18 +267,17 @@ def _limits(settings: Settings) -> Limits:
     )
 
 
-def _executor(settings: Settings, models: Models) -> DirectExecutor:
+def _tools(settings: Settings) -> GuardedToolset | None:
     modules = settings.tool_modules
-    tools = load_tools(modules, timeout=settings.chat_tool_timeout) if modules else None
-    agent = PydanticAIAgent(models, retries=settings.chat_model_retries, tools=tools)
-    return DirectExecutor(agent)
+    return load_tools(modules, timeout=settings.chat_tool_timeout) if modules else None
 
 
-def _default_config(settings: Settings) -> ChatWorkflowConfig:
+def _default_config(settings: Settings, tools: tuple[str, ...]) -> ChatWorkflowConfig:
     return ChatWorkflowConfig(
         model=settings.chat_model,
         instructions=settings.chat_instructions,
         max_context_turns=settings.chat_max_context_turns,
         turn_timeout=settings.chat_turn_timeout,
         first_token_timeout=settings.chat_first_token_timeout,
+        tools=tools,
     )

@@ -13,7 +13,7 @@ from app.runs import IncompleteReason, TurnStatus, Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """All that a step may know. Limits are in seconds."""
+    """All that a step may know. Limits are in seconds. `tools`: by name; None: all there are."""
 
     conversation_id: ConversationId
     turn_id: TurnId
@@ -25,6 +25,7 @@ class StepInput:
     instructions: str | None
     time_limit: float
     first_token_limit: float
+    tools: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ _RUN = Run(
         "turn_timeout": 600,
         "first_token_timeout": 120,
         "reasoning": "hidden",
+        "tools": ["search_orders"],
         "profile": "default",
     },
     session_id=None,

@@ -98,5 +98,6 @@ def _faults(errors: Sequence[Mapping[str, Any]]) -> list[Fault]:
 
 def _pointer(location: Sequence[int | str]) -> str:
     """Of the body `/name`, of anything else `/query/name`."""
-    place = location[1:] if location and location[0] == "body" else location
+    # Behind a parameter's name stands only which of its types was tried.
+    place = location[1:] if location and location[0] == "body" else location[:2]
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in place)

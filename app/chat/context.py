@@ -31,4 +31,5 @@ class Context:
             instructions=config.instructions,
             time_limit=config.turn_timeout,
             first_token_limit=config.first_token_timeout,
+            tools=None if config.tools is None else frozenset(config.tools),
         )

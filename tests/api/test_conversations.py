@@ -239,3 +239,30 @@ async def test_unknown_paths_and_methods_are_problems(client: httpx.AsyncClient)
     assert (nowhere.status_code, nowhere.json()["code"]) == (404, "not_found")
     assert (wrong.status_code, wrong.json()["code"]) == (405, "method_not_allowed")
     assert wrong.headers["allow"]
+
+
+async def test_a_conversation_has_the_tools_that_it_was_created_with(
+    client: httpx.AsyncClient, model: ScriptedModel
+) -> None:
+    everything = await client.post("/v1/conversations")
+    some = await client.post("/v1/conversations", json={"config": {"tools": ["echo", "sleep"]}})
+    none = await client.post("/v1/conversations", json={"config": {"tools": []}})
+
+    for created in (everything, some, none):
+        path = f"{created.headers['location']}/messages"
+        assert (await client.post(path, json={"content": "hi"})).status_code == 200
+
+    offered = [tool["function"]["name"] for tool in model.requests[0].body["tools"]]
+    assert everything.json()["config"]["tools"] == offered
+    assert [t["function"]["name"] for t in model.requests[1].body["tools"]] == ["echo", "sleep"]
+    assert some.json()["config"]["tools"] == ["echo", "sleep"]
+    assert not model.requests[2].body.get("tools")
+
+
+async def test_a_tool_that_is_not_offered_is_refused(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/conversations", json={"config": {"tools": ["echo", "rm"]}})
+
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [
+        {"pointer": "/config/tools/1", "message": "there is no such tool"}
+    ]

@@ -81,7 +81,7 @@ class Target:
             given["turn_id"] = self.turn
 
     def meant(self, case: AnyCase) -> None:
-        """What the schema cannot say: a key is used once, and these name what we have given.
+        """What the schema cannot say: a key is used once, and some things name what there is.
 
         Bad ones are for the cases that are bad on purpose.
         """
@@ -90,6 +90,9 @@ class Target:
         for name in GIVEN:
             case.headers.pop(name, None)
             case.query.pop(name, None)
+        body: Any = case.body
+        if isinstance(body, dict) and isinstance(body.get("config"), dict):
+            body["config"].pop("tools", None)
         if "idempotency-key" in case.headers:
             case.headers["idempotency-key"] = str(uuid4())
 

@@ -15,12 +15,13 @@ def _whole(value: object) -> object:
 
 
 class ConfigOverrides(BaseModel):
-    """What a client may set of the default profile."""
+    """What a client may set of the default profile. `tools`: by name, of those that it offers."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     instructions: Annotated[StorableText, Field(max_length=100_000)] | None = None
     max_context_turns: Annotated[int, Field(ge=1, le=200), BeforeValidator(_whole)] | None = None
+    tools: Annotated[list[StorableText], Field(max_length=200)] | None = None
     reasoning: Literal["hidden", "shown"] | None = None
 
 

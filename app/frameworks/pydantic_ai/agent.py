@@ -26,6 +26,7 @@ from app.events.stream_event import StepEvent
 from app.frameworks.pydantic_ai.messages import is_count, to_conversation, to_model
 from app.frameworks.pydantic_ai.models import BuiltModel, Models
 from app.frameworks.pydantic_ai.stream import EventMapper
+from app.frameworks.pydantic_ai.toolsets import GuardedToolset
 from app.messages.message import INTERRUPTED_RESULT, Role
 from app.observability.logging import get_logger
 from app.runs import IncompleteReason, TurnStatus, Usage
@@ -77,11 +78,9 @@ class RetryBeforeFirstEvent(AbstractCapability[object]):
 class PydanticAIAgent:
     """One agent for every turn; what differs between turns is given to each run."""
 
-    def __init__(
-        self, models: Models, *, retries: int, tools: AbstractToolset[object] | None
-    ) -> None:
+    def __init__(self, models: Models, *, retries: int, tools: GuardedToolset | None) -> None:
         self._models = models
-        self._tools = [] if tools is None else [tools]
+        self._tools = tools
         # None is allowed: an empty answer is judged here, not asked for again by the framework.
         output: Any = str | None
         self._agent: Agent[object, str | None] = Agent(
@@ -97,7 +96,8 @@ class PydanticAIAgent:
         except ModelError as error:
             yield StepResult(status=TurnStatus.FAILED, error=error)
             return
-        run = _Run(self._agent, built, step, self._tools)
+        tools = [] if self._tools is None else [self._tools.only(step.tools)]
+        run = _Run(self._agent, built, step, tools)
         task = asyncio.create_task(run.execute(), name=f"agent {step.turn_id}")
         try:
             try:

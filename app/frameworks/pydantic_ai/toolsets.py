@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -32,7 +32,7 @@ CUT = "\n[cut: {shown} of {whole} characters]"
 _FOR_THE_FRAMEWORK = (ModelRetry, ToolFailed, CallDeferred, ApprovalRequired, AgentRunError)
 
 
-def load_tools(modules: Sequence[str], *, timeout: float) -> AbstractToolset[object]:
+def load_tools(modules: Sequence[str], *, timeout: float) -> "GuardedToolset":
     """Every public function that these modules define; `timeout` in seconds for each call.
 
     Raises ConfigurationError with one clear line.
@@ -42,7 +42,7 @@ def load_tools(modules: Sequence[str], *, timeout: float) -> AbstractToolset[obj
         tools = FunctionToolset[object](functions)
     except UserError as error:
         raise ConfigurationError(f"CHAT_TOOLS: {error}") from error
-    return GuardedToolset(tools, timeout)
+    return GuardedToolset(tools, timeout, tuple(tools.tools))
 
 
 def _functions_of(name: str) -> list[Callable[..., Any]]:
@@ -67,6 +67,13 @@ class GuardedToolset(WrapperToolset[object]):
     """A limit of `seconds` for each call; what a tool raises never ends the turn by itself."""
 
     seconds: float
+    names: tuple[str, ...]
+
+    def only(self, names: Collection[str] | None) -> AbstractToolset[object]:
+        """Those of these names; None: all."""
+        if names is None:
+            return self
+        return self.filtered(lambda _, tool: tool.name in names)
 
     async def call_tool(
         self,

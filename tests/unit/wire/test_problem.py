@@ -9,6 +9,7 @@ from app import errors
 from app.errors import (
     ChatWorkflowError,
     ConfigurationError,
+    DatabaseRefusedError,
     KeyTakenError,
     LostOwnershipError,
 )
@@ -20,6 +21,7 @@ from app.wire.problem import INTERNAL_ERROR, KINDS, TURN_CANCELLED, kind_of, tur
 WITHOUT_A_PROBLEM = {
     *(errors.ChatWorkflowError, errors.CallerError, errors.RequestError, errors.StepError),
     *(LostOwnershipError, KeyTakenError),
+    DatabaseRefusedError,  # for clients the same as its parent
 }
 
 
