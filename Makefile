@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install serve check test test-all test-process test-fuzz test-performance test-postgres15 \
+.PHONY: install serve check test test-all test-process test-fuzz test-containers test-histories test-performance test-postgres15 \
   debian-postgres15 bench openapi lock clean
 
 HAS_WHEEL = $(BIN)/python -c 'import platform as p, sys; \
@@ -53,12 +53,24 @@ test-performance: install
 test-postgres15: install debian-postgres15
 	PG_BINDIR=/usr/lib/postgresql/15/bin $(BIN)/pytest -n 2 --dist loadfile tests/postgres tests/api
 
+# Histories through the adapter and back, ten times as many as `make test` tries.
+test-histories: install
+	$(BIN)/pytest tests/unit/frameworks --hypothesis-profile whole --timeout 300
+
 # schemathesis, on the real service, against the description of the API.
 test-fuzz: install
 	$(BIN)/pytest tests/fuzz
 
+# Dockerfile, compose file and Kubernetes manifest; no container engine is needed.
+test-containers: install .venv/.containers
+	$(BIN)/pytest tests/containers
+
+.venv/.containers: requirements/containers.txt .venv/.development
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/containers.txt
+	touch $@
+
 # Everything that `make test` leaves out; CI runs both.
-test-all: test-process test-fuzz test-performance test-postgres15
+test-all: test-process test-fuzz test-containers test-histories test-performance test-postgres15
 
 debian-postgres15:
 	test -x /usr/lib/postgresql/15/bin/postgres || { apt-get update -q && apt-get install -y -q --no-install-recommends postgresql-15; }

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping
 from pathlib import Path
 
 import httpx
+import hypothesis
 import pytest
 from pydantic import SecretStr
 
@@ -21,6 +22,8 @@ from app.storage.tables import metadata
 from tests.scripted_model import ScriptedModel
 
 TOOLS = "tests.tools"
+
+hypothesis.settings.register_profile("whole", max_examples=1000)
 
 
 @pytest.fixture(scope="session", autouse=True)
