@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install serve check test test-all test-process test-fuzz test-containers test-histories test-performance test-postgres15 \
-  debian-postgres15 bench openapi lock clean
+.PHONY: install serve check test test-all test-process test-browser test-fuzz test-containers \
+  test-histories test-performance test-postgres15 debian-postgres15 debian-chromium bench openapi lock clean
 
 HAS_WHEEL = $(BIN)/python -c 'import platform as p, sys; \
   sys.exit(not (p.system() == "Darwin" or (p.libc_ver()[0] == "glibc" and p.machine() in ("x86_64", "aarch64"))))'
@@ -69,11 +69,18 @@ test-containers: install .venv/.containers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/containers.txt
 	touch $@
 
+# Real pages in Debian's Chromium, which is installed here where it is missing.
+test-browser: install debian-chromium
+	$(BIN)/pytest tests/browser
+
 # Everything that `make test` leaves out; CI runs both.
-test-all: test-process test-fuzz test-containers test-histories test-performance test-postgres15
+test-all: test-process test-browser test-fuzz test-containers test-histories test-performance test-postgres15
 
 debian-postgres15:
 	test -x /usr/lib/postgresql/15/bin/postgres || { apt-get update -q && apt-get install -y -q --no-install-recommends postgresql-15; }
+
+debian-chromium:
+	test -x /usr/bin/chromium || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; }
 
 # What a turn costs, as ratios to a bare relay in the same run; writes bench.json.
 bench: install

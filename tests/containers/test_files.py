@@ -80,6 +80,22 @@ def test_a_compose_without_a_password_says_what_to_do() -> None:
         compose()
 
 
+def test_the_readme_s_commands_fit_the_compose_file(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = [text for text in blocks if text.startswith('echo "POSTGRES_PASSWORD')]
+    password, up, create = block.splitlines()
+    output_of("sh", "-c", password, cwd=tmp_path)
+    name, _, value = (tmp_path / ".env").read_text().strip().partition("=")
+
+    services = compose(**{name: value})["services"]
+
+    assert value in services["service"]["environment"]["DATABASE_URL"]
+    assert up == "docker compose up --build --detach"
+    _, _, _, service, *command = create.split()
+    assert service in services
+    assert command == ["chat-workflow", "keys", "create", "--user", "ada"]
+
+
 def test_the_pods_are_given_the_time_that_the_service_takes() -> None:
     documents = yaml.safe_load_all((ROOT / "deploy" / "kubernetes.yaml").read_text())
     (deployment,) = [each for each in documents if each["kind"] == "Deployment"]

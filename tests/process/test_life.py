@@ -3,9 +3,7 @@
 import asyncio
 import json
 import signal
-import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
 
@@ -17,47 +15,11 @@ from app.settings import Settings
 from app.storage.database import opened_database
 from tests.postmasters import postmasters
 from tests.process import service
+from tests.process.conftest import Starter
 from tests.process.service import RunningService
 from tests.scripted_model import Gate, Hold, Reply, ScriptedModel
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def directory() -> Generator[Path]:
-    """An empty data directory; whatever was left running in it is ended."""
-    with tempfile.TemporaryDirectory(prefix="cw-process-") as name:
-        path = Path(name)
-        path.chmod(0o755)
-        yield path / "data"
-        for process in postmasters(path):
-            process.kill()
-
-
-@pytest.fixture
-async def started(directory: Path, model: ScriptedModel) -> AsyncGenerator["Starter"]:
-    starter = Starter(directory, model)
-    yield starter
-    for running in starter.all:
-        await running.kill()
-
-
-class Starter:
-    def __init__(self, directory: Path, model: ScriptedModel) -> None:
-        self._directory = directory
-        self._model = model
-        self.all: list[RunningService] = []
-
-    async def __call__(self, **settings: object) -> RunningService:
-        defaults: dict[str, object] = {
-            "chat_data_dir": self._directory,
-            "chat_model": "scripted",
-            "chat_model_base_url": self._model.base_url,
-            "chat_lease": 2,
-        }
-        running = await service.launch(**{**defaults, **settings})
-        self.all.append(running)
-        return await running.serving()
 
 
 async def create(client: httpx.AsyncClient) -> str:

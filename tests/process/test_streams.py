@@ -7,12 +7,11 @@ import time
 import psutil
 import pytest
 
+from tests.process.conftest import Starter
 from tests.process.service import RunningService
-from tests.process.test_life import Starter, create, directory, send, started
+from tests.process.test_life import create, send
 from tests.scripted_model import Gate, Hold, Reply, ScriptedModel
 from tests.sse import Block, read, text_of
-
-__all__ = ["directory", "started"]  # fixtures of the neighbouring file
 
 pytestmark = pytest.mark.process
 
