@@ -1,6 +1,7 @@
 """Runs uvicorn, and owns the signals: a stock server would cut what is still running."""
 
 import asyncio
+import resource
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -19,6 +20,7 @@ logger = get_logger()
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 2048
+MANY_FILES = 65_536
 # Seconds between two looks at the embedded server.
 DATABASE_LOOK = 1.0
 
@@ -38,6 +40,7 @@ class Server(uvicorn.Server):
 
 async def serve(settings: Settings, database_url: str, ensure_database: Callable[[], None]) -> None:
     """Serves until SIGTERM or SIGINT. A second signal stops without waiting for turns."""
+    _allow_many_files()
     sockets = [listen(settings)]
     async with running_service(settings, database_url) as service:
         server = Server(uvicorn_config(service))
@@ -53,6 +56,14 @@ async def serve(settings: Settings, database_url: str, ensure_database: Callable
             await server.serve(sockets)
             shutdown.cancel()
             looking.cancel()
+
+
+def _allow_many_files() -> None:
+    """Each stream is a socket; many systems give a process 1,024 until it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(MANY_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _look_after(ensure_database: Callable[[], None]) -> None:

@@ -81,7 +81,9 @@ def test_a_compose_without_a_password_says_what_to_do() -> None:
 
 
 def test_the_readme_s_commands_fit_the_compose_file(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     (block,) = [text for text in blocks if text.startswith('echo "POSTGRES_PASSWORD')]
     password, up, create = block.splitlines()
     output_of("sh", "-c", password, cwd=tmp_path)
