@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 PREFIX = "CHAT_"
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
 SECRETS = ("database_url", "chat_model_api_key")
 
@@ -57,9 +58,7 @@ class Settings(BaseModel):
     chat_port: int = Field(
         default=8000, ge=0, le=65_535, description="port to listen on; 0: any free one"
     )
-    chat_root_path: Annotated[str, Field(pattern=r"^((/[A-Za-z0-9._~-]+)+)?$")] = Field(
-        default="", description="base path behind a proxy, such as /chat"
-    )
+    chat_root_path: str = Field(default="", description="base path behind a proxy, such as /chat")
     chat_trusted_proxies: str | None = Field(
         default=None,
         description="comma-separated addresses or networks whose X-Forwarded headers are believed",
@@ -155,6 +154,13 @@ class Settings(BaseModel):
                 "CHAT_CORS_ORIGINS='*' would let every web page in: set CHAT_AUTH=keys"
             )
         return self
+
+    @field_validator("chat_root_path")
+    @classmethod
+    def _check_root_path(cls, value: str) -> str:
+        if value and not _ROOT_PATH.fullmatch(value):
+            raise ValueError("a base path is like /chat, without a slash at its end")
+        return value
 
     @field_validator("chat_cors_origins")
     @classmethod

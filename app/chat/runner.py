@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
 
 from app.caller import Caller
 from app.chat.cancelling import Cancelling
 from app.chat.config import ChatWorkflowConfig
+from app.chat.conversation_patch import ConversationPatch
 from app.chat.conversation_stream import ConversationStream
-from app.chat.metadata import merged
 from app.chat.turn import ChatTurn, KnownTurn, Prompt
 from app.chat.turn_stream import TurnStream
 from app.engine.engine import RunEngine
@@ -53,26 +52,6 @@ class NewConversation:
     session_id: str | None
     parent_workflow_id: str | None
     idempotency_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationPatch:
-    """What to change: `title` and `metadata` (a merge patch), where they are given; None removes.
-
-    `if_match`: only at one of these versions; None: at any.
-    """
-
-    changes: Mapping[str, object]
-    if_match: frozenset[int] | None = None
-
-    def title_of(self, run: Run) -> str | None:
-        return cast("str | None", self.changes.get("title", run.title))
-
-    def metadata_of(self, run: Run) -> Mapping[str, object]:
-        if "metadata" not in self.changes:
-            return run.metadata
-        patch = self.changes["metadata"]
-        return {} if patch is None else merged(run.metadata, cast("Mapping[str, object]", patch))
 
 
 @dataclass(frozen=True, slots=True)

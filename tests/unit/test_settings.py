@@ -36,6 +36,16 @@ def test_without_any_setting_there_is_a_complete_service() -> None:
         ("CHAT_MODEL_BASE_URL", "SECRET", "CHAT_MODEL_BASE_URL: "),
         ("CHAT_MODEL_BASE_URL", "http://h/v1", "CHAT_MODEL_BASE_URL needs CHAT_MODEL"),
         ("CHAT_MODEL_API_KEY", "SECRET", "CHAT_MODEL_API_KEY needs CHAT_MODEL_BASE_URL"),
+        ("CHAT_ROOT_PATH", "SECRET", "CHAT_ROOT_PATH: a base path is like /chat"),
+        ("CHAT_ROOT_PATH", "/chat/", "CHAT_ROOT_PATH: a base path is like /chat"),
+        ("CHAT_CORS_ORIGINS", "https://ok, SECRET", "CHAT_CORS_ORIGINS: an origin is like"),
+        ("CHAT_CORS_ORIGINS", "https://ok/SECRET", "CHAT_CORS_ORIGINS: an origin is like"),
+        ("CHAT_CORS_ORIGINS", "*", "CHAT_CORS_ORIGINS='*' would let every web page in"),
+        ("CHAT_TRUSTED_PROXIES", "SECRET", "CHAT_TRUSTED_PROXIES: a proxy is an address"),
+        ("CHAT_RATE_LIMIT", "0", "CHAT_RATE_LIMIT: "),
+        ("CHAT_REQUEST_LIMIT", "-1", "CHAT_REQUEST_LIMIT: "),
+        ("CHAT_STREAMS_PER_CALLER", "0", "CHAT_STREAMS_PER_CALLER: "),
+        ("CHAT_MAX_TURNS_PER_PROCESS", "0", "CHAT_MAX_TURNS_PER_PROCESS: "),
         ("DATABASE_URL_FILE", "/nonexistent", "DATABASE_URL_FILE: cannot read the file"),
         ("CHAT_PORT_FILE", "/nonexistent", "unknown setting CHAT_PORT_FILE"),
     ],
@@ -84,6 +94,18 @@ def test_the_environment_wins_over_a_dotenv_file(
 
     assert settings.chat_port == 4321
     assert settings.chat_model == "a:b"
+
+
+def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAT_CORS_ORIGINS", "https://a.example, http://localhost:3000,")
+    monkeypatch.setenv("CHAT_TRUSTED_PROXIES", "10.0.0.0/8,::1")
+    monkeypatch.setenv("CHAT_TOOLS", "one , two.three")
+
+    settings = load_settings()
+
+    assert settings.cors_origins == ["https://a.example", "http://localhost:3000"]
+    assert settings.trusted_proxies == ["10.0.0.0/8", "::1"]
+    assert settings.tool_modules == ["one", "two.three"]
 
 
 def test_every_setting_is_described() -> None:

@@ -30,7 +30,8 @@ from app.api.schemas.page import Page
 from app.api.schemas.text import StorableText
 from app.api.sse import StreamAnswer, cursor_of
 from app.api.strict_json import StrictJsonRoute
-from app.chat.runner import ConversationPatch, NewConversation, Order
+from app.chat.conversation_patch import ConversationPatch
+from app.chat.runner import NewConversation, Order
 from app.errors import (
     BadCursorError,
     BadLastEventIdError,
