@@ -36,7 +36,7 @@ TURN = "turns_pkey"
 LockTimeoutError: type[Exception] = asyncpg.LockNotAvailableError
 
 CONNECT_TIMEOUT = 5
-POOL_TIMEOUT = 5
+POOL_TIMEOUT = 10
 # Of any one statement; an answer of the service takes no longer when the server is frozen.
 COMMAND_TIMEOUT = 10
 LOCK_TIMEOUT = "5s"

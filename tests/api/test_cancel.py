@@ -261,7 +261,7 @@ async def test_erasure_reaches_readers_of_a_turn_that_has_ended(
     live: httpx.AsyncClient, model: ScriptedModel
 ) -> None:
     """A reader that is far behind when the conversation goes ends too, and gets no more of it."""
-    model.will_say(*["x" * 200_000] * 100)
+    model.will_say(*["x" * 200_000] * 60)
     conversation = await create(live)
     async with live.stream(
         "POST", f"/v1/conversations/{conversation}/messages/stream", json={"content": "hi"}

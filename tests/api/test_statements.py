@@ -16,6 +16,7 @@ from tests.scripted_model import ScriptedModel
 
 BACKGROUND = (
     "workers",
+    "AS held (run_id",  # twice a second, for all turns of the process
     "erased_at IS NOT NULL",
     "erased_at <",
     "pg_postmaster",
