@@ -11,12 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import httpx
+import hypothesis
 import pytest
 import schemathesis
+from hypothesis import HealthCheck
 from schemathesis import Case, GenerationMode
 
 from tests.postmasters import postmasters
@@ -26,7 +28,9 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 AnyCase = Case[Any]
 DOCUMENT = json.loads((Path(__file__).parents[2] / "openapi" / "openapi.json").read_text())
+ANY_SPEED = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 EXAMPLES = 60
+SEQUENCES, STEPS = 40, 10
 # Each is done to a conversation of its own: what was erased or closed is no good for others.
 FINAL = ("delete_conversation", "close_conversation")
 # Cursors and tags of ours: any text is one for the schema, few are.
@@ -140,6 +144,31 @@ def test_every_answer_is_as_it_is_described(case: AnyCase, target: Target) -> No
         response,
         headers=target.headers,
         transport_kwargs={"headers": target.headers, "base_url": target.url},
+    )
+
+
+class Sequences(schema.as_state_machine()):
+    """Requests that build on each other: what was made is read, changed, used and erased."""
+
+    target: ClassVar[Target]
+
+    def get_call_kwargs(self, case: AnyCase) -> dict[str, Any]:
+        self.target.meant(case)
+        CASES[case.operation.label] += 1
+        return {"headers": self.target.headers, "base_url": self.target.url}
+
+
+def test_every_answer_in_a_sequence_is_as_it_is_described(target: Target) -> None:
+    Sequences.target = target
+    Sequences.run(
+        settings=hypothesis.settings(
+            max_examples=SEQUENCES,
+            stateful_step_count=STEPS,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=ANY_SPEED,
+        )
     )
 
 
