@@ -19,7 +19,8 @@ RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
 FROM python:3.11-slim-bookworm
 # Nothing here installs anything any more.
 RUN python -m pip uninstall --yes --quiet pip setuptools wheel \
-    && useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin chat
+    && groupadd --system --gid 10001 chat \
+    && useradd --system --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin chat
 COPY --from=build /opt/venv /opt/venv
 ENV PATH="/opt/venv/bin:$PATH" \
     PYTHONUNBUFFERED=1 \

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from app.api.application import described
 from app.bootstrap import prepare_schema
-from app.errors import ChatWorkflowError
+from app.errors import ChatWorkflowError, DatabaseRefusedError, DatabaseUnavailableError
 from app.identity.keys import SCOPES, Keys
 from app.ids import KeyId
 from app.observability.logging import configure_logging
@@ -31,6 +32,8 @@ from app.wire.moment import rfc3339
 T = TypeVar("T")
 
 LONGEST_USER = 200
+# Seconds that `migrate` waits for a database that is not there yet.
+MIGRATE_PATIENCE = 30.0
 
 
 app = typer.Typer(
@@ -80,7 +83,7 @@ def migrate() -> None:
     """Bring the database schema to this release's own revision."""
     settings = _configured()
     with _database(settings) as postgres:
-        asyncio.run(_migrate(postgres.url))
+        asyncio.run(_migrate_when_there(postgres.url))
     print("The schema is up to date.")
 
 
@@ -164,6 +167,21 @@ def _database(settings: Settings) -> Generator[_Server | embedded.EmbeddedPostgr
         yield postgres
     finally:
         postgres.release()
+
+
+async def _migrate_when_there(url: str) -> None:
+    """A database that is just starting is waited for; one that lets nobody in is not."""
+    deadline = time.monotonic() + MIGRATE_PATIENCE
+    while True:
+        try:
+            return await _migrate(url)
+        except DatabaseRefusedError:
+            raise
+        except DatabaseUnavailableError as error:
+            if time.monotonic() >= deadline:
+                raise
+            print(f"chat-workflow: {error}; waiting", file=sys.stderr)
+        await asyncio.sleep(1)
 
 
 async def _migrate(url: str) -> None:

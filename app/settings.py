@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 PREFIX = "CHAT_"
+OF_KUBERNETES = "CHAT_WORKFLOW_"
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
 SECRETS = ("database_url", "chat_model_api_key")
@@ -223,10 +224,14 @@ def load_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
 
 
 def share_dotenv() -> None:
-    """Lets the providers' clients see their keys in the `.env` file too."""
+    """Lets the providers' clients see their keys in the `.env` file too. An empty key is none."""
     for name, value in _dotenv().items():
         if value is not None:
             os.environ.setdefault(name, value)
+    for name in [
+        name for name, value in os.environ.items() if name.endswith("_API_KEY") and not value
+    ]:
+        del os.environ[name]
 
 
 def _dotenv() -> Mapping[str, str | None]:
@@ -237,6 +242,9 @@ def _dotenv() -> Mapping[str, str | None]:
 
 
 def _is_ours(name: str) -> bool:
+    """Kubernetes tells every pod of a service named chat-workflow in variables that begin like ours."""
+    if name.startswith(OF_KUBERNETES):
+        return False
     return name.startswith(PREFIX) or name in ("DATABASE_URL", "DATABASE_URL_FILE")
 
 

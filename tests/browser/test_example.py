@@ -124,6 +124,8 @@ async def test_a_reload_in_the_middle_shows_the_whole_answer(
     gate.open()
 
     await expect(page.get_by_role("log")).to_have_text("\n> hi\none two")
+    await page.reload()
+    await expect(page.get_by_role("log")).to_have_text("\n> hi\none two")
 
 
 async def test_a_lost_network_loses_nothing_and_doubles_nothing(

@@ -19,7 +19,9 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from sqlalchemy import make_url
 
+from app.settings import Settings
 from app.storage import embedded
 
 pytestmark = pytest.mark.timeout(600)
@@ -63,7 +65,13 @@ def compose(**environment: str) -> dict[str, Any]:
 
 def test_the_compose_file_is_valid_and_open_to_this_machine_only() -> None:
     services = compose(POSTGRES_PASSWORD="x")["services"]
+    database = services["database"]
 
+    host = make_url(services["service"]["environment"]["DATABASE_URL"]).host
+    assert services[host or ""] is database
+    assert database["healthcheck"]["test"][:4] == ["CMD", "pg_isready", "--host", "127.0.0.1"]
+    assert [name for name, service in services.items() if "build" in service] == ["migrate"]
+    Settings.model_validate(lowered(services["service"]["environment"]))
     ports = [port for service in services.values() for port in service.get("ports", ())]
     assert [port["host_ip"] for port in ports] == ["127.0.0.1"]
     assert services["service"]["environment"]["CHAT_AUTH"] == "keys"
@@ -84,9 +92,9 @@ def test_the_readme_s_commands_fit_the_compose_file(tmp_path: Path) -> None:
     blocks = re.findall(
         r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
     )
-    (block,) = [text for text in blocks if text.startswith('echo "POSTGRES_PASSWORD')]
+    (block,) = [text for text in blocks if text.startswith("grep -qs POSTGRES_PASSWORD")]
     password, up, create = block.splitlines()
-    output_of("sh", "-c", password, cwd=tmp_path)
+    output_of("sh", "-c", f"{password}\n{password}", cwd=tmp_path)
     name, _, value = (tmp_path / ".env").read_text().strip().partition("=")
 
     services = compose(**{name: value})["services"]
@@ -108,6 +116,28 @@ def test_the_pods_are_given_the_time_that_the_service_takes() -> None:
 
     needed = before + int(settings["CHAT_SHUTDOWN_GRACE"]) + 10
     assert pod["terminationGracePeriodSeconds"] >= needed
+
+
+def lowered(environment: Mapping[str, str | None]) -> dict[str, str]:
+    """The settings among these variables, by their fields' names."""
+    found = {name.lower(): value for name, value in environment.items() if value is not None}
+    return {k: v for k, v in found.items() if k.startswith("chat_") or k == "database_url"}
+
+
+def test_the_pods_are_configured_as_the_service_is() -> None:
+    documents = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes.yaml").read_text()))
+    paths = json.loads((ROOT / "openapi" / "openapi.json").read_text())["paths"]
+    pods = [each["spec"]["template"]["spec"] for each in documents if "template" in each["spec"]]
+    (migration,), (service,) = (pod["containers"] for pod in pods)
+
+    Settings.model_validate(lowered({each["name"]: each["value"] for each in service["env"]}))
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert service[probe]["httpGet"]["path"] in paths
+    image = _final_environment()
+    assert [port["containerPort"] for port in service["ports"]] == [int(image["CHAT_PORT"])]
+    assert (migration["args"], service["args"]) == (["migrate"], ["serve"])
+    assert all(pod["enableServiceLinks"] is False for pod in pods)
+    assert all(pod["securityContext"]["runAsUser"] == 10001 for pod in pods)
 
 
 @pytest.fixture(scope="module")
@@ -172,11 +202,18 @@ async def test_the_image_migrates_serves_is_healthy_and_stops_in_order(image: Pa
 async def _play(image: Path, database_url: str) -> None:
     settings = {**_final_environment(), "DATABASE_URL": database_url, "CHAT_PORT": "0"}
     assert settings["CHAT_HOST"] == "0.0.0.0"  # noqa: S104 - inside a container
-    program = image / "bin" / "chat-workflow"
-    output_of(program, "migrate", env=settings, cwd="/")
+    final = dict(_instructions(_stage(1)))
+    (name,) = json.loads(final["ENTRYPOINT"])
+    program = image / "bin" / name
+    output_of(
+        program,
+        *compose(POSTGRES_PASSWORD="x")["services"]["migrate"]["command"],
+        env=settings,
+        cwd="/",
+    )
     shown = output_of(program, "keys", "create", "--user", "ada", env=settings, cwd="/")
     serving = await asyncio.create_subprocess_exec(
-        program, "serve", env=settings, stderr=asyncio.subprocess.PIPE, cwd="/"
+        program, *json.loads(final["CMD"]), env=settings, stderr=asyncio.subprocess.PIPE, cwd="/"
     )
     assert serving.stderr is not None
     while "url" not in (line := json.loads(await serving.stderr.readline())):

@@ -96,6 +96,15 @@ def test_the_environment_wins_over_a_dotenv_file(
     assert settings.chat_model == "a:b"
 
 
+def test_what_kubernetes_says_of_a_service_of_our_name_is_no_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CHAT_WORKFLOW_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("CHAT_WORKFLOW_PORT", "tcp://10.0.0.1:80")
+
+    assert load_settings().chat_port == 8000
+
+
 def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHAT_CORS_ORIGINS", "https://a.example, http://localhost:3000,")
     monkeypatch.setenv("CHAT_TRUSTED_PROXIES", "10.0.0.0/8,::1")
