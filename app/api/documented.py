@@ -53,6 +53,7 @@ _OF_A_TURN = {
     TURN_CANCELLED.code,
 }
 _WITH_RETRY_AFTER = {429, 503}
+_NOT_TO_BE_REPEATED = {409, 422}
 
 
 def answer(
@@ -99,10 +100,12 @@ def _problem(status: int, kinds: Sequence[Kind]) -> dict[str, Any]:
         for kind in kinds
     }
     headers = ["WWW-Authenticate"] if status == 401 else []
-    if status in _WITH_RETRY_AFTER:
+    if any(kind.retry_after for kind in kinds) or status in _WITH_RETRY_AFTER:
         headers.append("Retry-After")
-    if status == 429:
-        headers += ["RateLimit-Policy", "RateLimit"]
+    if status in _NOT_TO_BE_REPEATED:
+        headers.append("X-Should-Retry")
+    if _OF_A_TURN & set(named):
+        headers.append("X-Turn-ID-Of-A-Problem")
     return {
         "description": " · ".join(f"`{code}`" for code in named),
         "content": {
@@ -116,4 +119,9 @@ def _problem(status: int, kinds: Sequence[Kind]) -> dict[str, Any]:
 
 
 def _headers(names: Sequence[str]) -> dict[str, Any]:
-    return {name: {"$ref": f"#/components/headers/{name}"} for name in ("X-Request-ID", *names)}
+    """By the names that they have in the description's components."""
+    every = ("X-Request-ID", "RateLimit-Policy", "RateLimit")
+    return {
+        name.removesuffix("-Of-A-Problem"): {"$ref": f"#/components/headers/{name}"}
+        for name in (*every, *names)
+    }

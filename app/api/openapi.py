@@ -22,7 +22,8 @@ model is called, every event before anyone sees it.
 With `CHAT_AUTH=keys` every route but `/health/*` needs `Authorization: Bearer <key>`; with
 `CHAT_AUTH=none` only this machine may call, and the header is ignored. Unknown fields of a request
 are refused; clients have to ignore unknown fields and events of answers. HEAD works wherever GET
-does. Every error is an RFC 9457 problem; `openapi/problems.md` has the cause and the remedy of each.
+does. Every error is an RFC 9457 problem (but for `/health/ready`, which says what is amiss, and a
+browser's preflight that is refused); `openapi/problems.md` has the cause and the remedy of each.
 """
 TAGS = [
     {"name": "conversations", "description": "Create, read, change, follow, close and erase."},
@@ -135,7 +136,10 @@ def _schemas() -> dict[str, Any]:
     references = [{"$ref": REF.format(model=name)} for name in names]
     mapping = {types[name]: REF.format(model=name) for name in names}
     schemas["Event"] = {
-        "description": "What stands in an event's `data`. Ignore kinds and fields you do not know.",
+        "description": (
+            "What stands in an event's `data`. Kinds and fields may be added in any release: ignore "
+            "those you do not know, and let no generated client refuse them."
+        ),
         "oneOf": references,
         "discriminator": {"propertyName": "type", "mapping": mapping},
     }
@@ -155,7 +159,11 @@ def _server_sent_event(types: list[str]) -> dict[str, Any]:
         "type": "object",
         "required": ["event", "data"],
         "properties": {
-            "event": {"type": "string", "enum": types},
+            "event": {
+                "type": "string",
+                "examples": types,
+                "description": "The event's `type`; there may be more kinds than these one day.",
+            },
             "id": {
                 "type": "string",
                 "pattern": "^[1-9][0-9]*-[1-9][0-9]*$",
@@ -193,7 +201,9 @@ _HEADERS = {
     "X-Request-ID": _header(
         "The client's own, if it is a sane token, or a new one.", required=True
     ),
-    "X-Turn-ID": _header("The turn that this request began or attached to.", required=True),
+    "X-Turn-ID": _header("The turn that this answer is about.", required=True),
+    "X-Turn-ID-Of-A-Problem": _header("The turn that this request began, where it began one."),
+    "X-Should-Retry": _header("`false`: a client shall not repeat this by itself."),
     "ETag": _header("For `If-None-Match` and `If-Match`.", required=True),
     "Location": _header("The path of what was made.", required=True),
     "Link": _header('The next page, `rel="next"` (RFC 8288), where there is one.'),

@@ -1,6 +1,6 @@
 """A conversation on the wire."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
@@ -15,13 +15,28 @@ class ActiveTurnDocument(TypedDict):
     created_at: str
 
 
+class ConfigDocument(TypedDict):
+    """What the conversation was created with. Limits in seconds; more may be added."""
+
+    model: str
+    instructions: str | None
+    max_context_turns: int
+    turn_timeout: float
+    first_token_timeout: float
+    reasoning: Literal["hidden", "shown"]
+    tools: NotRequired[list[str] | None]
+    profile: str
+
+
 class ConversationDocument(TypedDict):
+    """`updated_at`: when a turn last began or ended, or it was closed; a PATCH does not move it."""
+
     id: str
     object: Literal["conversation"]
     status: Literal["open", "closed"]
     title: str | None
     metadata: dict[str, Any]
-    config: dict[str, Any]
+    config: ConfigDocument
     user_id: str
     session_id: str | None
     parent_workflow_id: str | None
@@ -57,7 +72,7 @@ def conversation_document(run: Run) -> ConversationDocument:
         "status": run.status.value,
         "title": run.title,
         "metadata": dict(run.metadata),
-        "config": dict(run.config),
+        "config": cast("ConfigDocument", dict(run.config)),
         "user_id": run.user_id,
         "session_id": run.session_id,
         "parent_workflow_id": run.parent_workflow_id,

@@ -10,6 +10,14 @@ from app.wire.moment import rfc3339
 
 
 class MessageDocument(TypedDict):
+    """One message, as it is shown wherever it is.
+
+    `metadata` of a user's message is what its client sent; of an assistant's `model` and
+    `finish_reason`; of a tool_call `tool_name`, `tool_call_id` and `args` (JSON text, an object or
+    null, as the model gave them); of a tool_result `tool_name`, `tool_call_id` and `outcome`
+    (success, failed, denied, cancelled).
+    """
+
     id: str
     role: Literal["user", "assistant", "tool_call", "tool_result"]
     content: str

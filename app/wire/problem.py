@@ -61,6 +61,12 @@ class FaultDocument(TypedDict):
 
 
 class ProblemDocument(TypedDict):
+    """RFC 9457. `code` is what programs look at; `openapi/problems.md` lists all of them.
+
+    `turn_id` and `links` stand where a turn was begun by the request, or is in its way;
+    `retry_after` in seconds, in a turn's problem, where its model's provider asks to wait.
+    """
+
     type: str
     title: str
     status: int

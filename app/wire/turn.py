@@ -14,6 +14,12 @@ from app.wire.usage import UsageDocument, usage_document
 
 
 class TurnDocument(TypedDict):
+    """One message of a user and what came of it. `output`: its last assistant message's content.
+
+    `reason` of an incomplete turn: output_limit, content_filter, request_limit or time_limit.
+    `error`: the problem of a failed one.
+    """
+
     id: str
     object: Literal["turn"]
     conversation_id: str

@@ -1,4 +1,4 @@
-"""The README's page of twenty lines, in a real browser, with the commands that the README gives."""
+"""The README's page, in a real browser, with the commands that the README gives."""
 
 import asyncio
 import re

@@ -134,12 +134,31 @@ def _url_in(log: Path) -> str:
     raise AssertionError(log.read_text())
 
 
+# Of HTTP itself and for browsers; everything else that is sent has to be described.
+STANDARD = {
+    *("cache-control", "connection", "content-length", "content-security-policy", "content-type"),
+    *("date", "referrer-policy", "transfer-encoding", "x-accel-buffering"),
+    *("x-content-type-options", "x-frame-options"),
+}
+
+
+def described_headers(case: AnyCase, status: int) -> set[str]:
+    responses = case.operation.definition.raw["responses"]
+    response = responses.get(str(status), {})
+    if "$ref" in response:
+        response = DOCUMENT["components"]["responses"][response["$ref"].rpartition("/")[2]]
+    return {name.lower() for name in response.get("headers", {})}
+
+
 @schema.parametrize()
 def test_every_answer_is_as_it_is_described(case: AnyCase, target: Target) -> None:
     target.named(case)
     target.meant(case)
     response = case.call(base_url=target.url, headers=target.headers)
     CASES[case.operation.label] += 1
+    sent = {name.lower() for name in response.headers}
+    if response.status_code != 405:
+        assert sent - STANDARD <= described_headers(case, response.status_code)
     case.validate_response(
         response,
         headers=target.headers,

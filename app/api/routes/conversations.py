@@ -71,7 +71,12 @@ ORDERS = {"-updated_at": Order.UPDATED, "-created_at": Order.CREATED}
     status_code=201,
     response_model=None,
     responses={
-        201: answer(ConversationDocument, "conversation", "It was created", ("Location", "ETag")),
+        201: answer(
+            ConversationDocument,
+            "conversation",
+            "It was created",
+            ("Location", "ETag", "Idempotency-Replayed"),
+        ),
         **problems(*OF_A_BODY, IdempotencyMismatchError, NotFoundError),
     },
 )

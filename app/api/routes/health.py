@@ -18,7 +18,7 @@ class Liveness(TypedDict):
 
 
 class ReadinessDocument(TypedDict):
-    """`reason` is null when ready."""
+    """`reason` is null when ready; else database_unavailable, schema_behind or draining."""
 
     status: Literal["ready", "unavailable"]
     model: str
