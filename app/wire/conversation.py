@@ -5,14 +5,15 @@ from typing import Any, Literal, NotRequired, cast
 from typing_extensions import TypedDict
 
 from app.runs import ActiveTurn, Run
-from app.wire.moment import rfc3339, rfc3339_or_none
+from app.wire.identifier import Id
+from app.wire.moment import Moment, rfc3339, rfc3339_or_none
 from app.wire.usage import UsageDocument, usage_document
 
 
 class ActiveTurnDocument(TypedDict):
-    id: str
+    id: Id
     number: int
-    created_at: str
+    created_at: Moment
 
 
 class ConfigDocument(TypedDict):
@@ -31,7 +32,7 @@ class ConfigDocument(TypedDict):
 class ConversationDocument(TypedDict):
     """`updated_at`: when a turn last began or ended, or it was closed; a PATCH does not move it."""
 
-    id: str
+    id: Id
     object: Literal["conversation"]
     status: Literal["open", "closed"]
     title: str | None
@@ -43,13 +44,13 @@ class ConversationDocument(TypedDict):
     turn_count: int
     active_turn: ActiveTurnDocument | None
     usage: UsageDocument
-    created_at: str
-    updated_at: str
-    closed_at: str | None
+    created_at: Moment
+    updated_at: Moment
+    closed_at: Moment | None
 
 
 class DescriptionDocument(TypedDict):
-    id: str
+    id: Id
     title: str | None
     metadata: dict[str, Any]
     status: Literal["open", "closed"]

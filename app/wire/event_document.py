@@ -5,7 +5,9 @@ from typing import Any, Literal, NotRequired, TypeAlias
 from typing_extensions import TypedDict
 
 from app.wire.conversation import DescriptionDocument
+from app.wire.identifier import Id
 from app.wire.message import MessageDocument
+from app.wire.moment import Moment
 from app.wire.problem import ProblemDocument
 from app.wire.turn import TurnDocument
 
@@ -14,10 +16,10 @@ class _OfATurn(TypedDict):
     """`seq` starts at 1 in each turn and rises by one; null where an event has no id."""
 
     seq: int | None
-    conversation_id: str
-    turn_id: str
+    conversation_id: Id
+    turn_id: Id
     turn_number: int
-    timestamp: str
+    timestamp: Moment
 
 
 class TurnStartedDocument(_OfATurn):
@@ -33,7 +35,7 @@ class TextDeltaDocument(_OfATurn):
     """The next piece of an assistant message."""
 
     type: Literal["text.delta"]
-    message_id: str
+    message_id: Id
     delta: str
 
 
@@ -106,10 +108,10 @@ class ConversationUpdatedDocument(TypedDict):
 
     type: Literal["conversation.updated"]
     seq: None
-    conversation_id: str
+    conversation_id: Id
     turn_id: None
     turn_number: None
-    timestamp: str
+    timestamp: Moment
     conversation: DescriptionDocument
 
 
@@ -118,10 +120,10 @@ class StreamClosingDocument(TypedDict):
 
     type: Literal["stream.closing"]
     seq: None
-    conversation_id: str
-    turn_id: str | None
+    conversation_id: Id
+    turn_id: Id | None
     turn_number: int | None
-    timestamp: str
+    timestamp: Moment
     reason: Literal["shutdown", "deleted"]
 
 

@@ -6,7 +6,8 @@ from typing_extensions import TypedDict
 
 from app.ids import TurnId
 from app.messages.message import ConversationMessage
-from app.wire.moment import rfc3339
+from app.wire.identifier import Id
+from app.wire.moment import Moment, rfc3339
 
 
 class MessageDocument(TypedDict):
@@ -18,13 +19,13 @@ class MessageDocument(TypedDict):
     (success, failed, denied, cancelled).
     """
 
-    id: str
+    id: Id
     role: Literal["user", "assistant", "tool_call", "tool_result"]
     content: str
     status: Literal["complete", "partial"]
-    turn_id: str
+    turn_id: Id
     turn_number: int
-    timestamp: str
+    timestamp: Moment
     metadata: dict[str, Any]
 
 

@@ -1,6 +1,11 @@
 """Times on the wire: RFC 3339 in UTC, with Z."""
 
 from datetime import UTC, datetime
+from typing import Annotated, TypeAlias
+
+from pydantic import WithJsonSchema
+
+Moment: TypeAlias = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 
 
 def rfc3339(moment: datetime) -> str:

@@ -37,6 +37,7 @@ from app.errors import (
     WorkerLostError,
 )
 from app.ids import ConversationId, TurnId
+from app.wire.identifier import Id
 from app.wire.paths import Paths, TurnLinks
 
 MEDIA_TYPE = "application/problem+json"
@@ -76,7 +77,7 @@ class ProblemDocument(TypedDict):
     request_id: str | None
     retryable: bool
     errors: NotRequired[list[FaultDocument]]
-    turn_id: NotRequired[str]
+    turn_id: NotRequired[Id]
     links: NotRequired[TurnLinks]
     retry_after: NotRequired[int]
 

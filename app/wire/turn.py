@@ -6,8 +6,9 @@ from typing import Literal, NotRequired, cast
 from typing_extensions import TypedDict
 
 from app.runs import Turn
+from app.wire.identifier import Id
 from app.wire.message import MessageDocument
-from app.wire.moment import rfc3339, rfc3339_or_none
+from app.wire.moment import Moment, rfc3339, rfc3339_or_none
 from app.wire.paths import Paths, TurnLinks
 from app.wire.problem import ProblemDocument
 from app.wire.usage import UsageDocument, usage_document
@@ -20,9 +21,9 @@ class TurnDocument(TypedDict):
     `error`: the problem of a failed one.
     """
 
-    id: str
+    id: Id
     object: Literal["turn"]
-    conversation_id: str
+    conversation_id: Id
     number: int
     status: Literal["running", "completed", "incomplete", "cancelled", "failed"]
     attempt: int
@@ -34,9 +35,9 @@ class TurnDocument(TypedDict):
     finish_reason: str | None
     usage: UsageDocument
     trace_id: str | None
-    created_at: str
-    first_token_at: str | None
-    completed_at: str | None
+    created_at: Moment
+    first_token_at: Moment | None
+    completed_at: Moment | None
     links: TurnLinks
 
 
