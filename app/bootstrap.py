@@ -18,7 +18,12 @@ from app.engine.lease import Lease
 from app.engine.local import LocalEngine
 from app.engine.recovery import Recovery
 from app.engine.watch import Watch
-from app.errors import DatabaseRefusedError, DatabaseUnavailableError, SchemaError
+from app.errors import (
+    ConfigurationError,
+    DatabaseRefusedError,
+    DatabaseUnavailableError,
+    SchemaError,
+)
 from app.executors.direct import DirectExecutor
 from app.frameworks.pydantic_ai.agent import PydanticAIAgent
 from app.frameworks.pydantic_ai.models import Models, OwnServer, opened_models
@@ -131,6 +136,8 @@ async def _begins_at_once(begin: Callable[[], Awaitable[None]]) -> bool:
         await begin()
     except DatabaseRefusedError:
         raise
+    except UnicodeError:
+        raise ConfigurationError("DATABASE_URL has a host that is none") from None
     except DatabaseUnavailableError as error:
         logger.warning("database_away_at_start", reason=str(error))
         return False
@@ -222,7 +229,12 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
     authenticator: Authenticator = (
         keys if settings.chat_auth == "keys" else Loopback(settings.cors_origins)
     )
-    health = Health(database, model=settings.chat_model, is_draining=lambda: engine.is_draining)
+    health = Health(
+        database,
+        model=settings.chat_model,
+        is_draining=lambda: engine.is_draining,
+        may_run_turns=lambda: lease.is_held,
+    )
     connections = Connections()
     state = ApiState(
         runner=runner,

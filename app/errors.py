@@ -11,6 +11,7 @@ ChatWorkflowError
 ├── DrainingError                 the service is shutting down
 ├── OverloadedError               as many turns run in this process as may
 ├── DatabaseUnavailableError
+│   ├── StatementDeclinedError    it answers, but a row stays locked, or it takes no writes
 │   ├── DatabaseRefusedError      it is there, but not for us: no such database, wrong password
 │   └── OutcomeUnknownError       whether the turn was begun will show when the database is back
 ├── CallerError
@@ -109,6 +110,10 @@ class DatabaseUnavailableError(ChatWorkflowError):
 
 class DatabaseRefusedError(DatabaseUnavailableError):
     """PostgreSQL does not let us in: waiting alone will not help."""
+
+
+class StatementDeclinedError(DatabaseUnavailableError):
+    """PostgreSQL has declined the statement; nothing of it was stored."""
 
 
 class OutcomeUnknownError(DatabaseUnavailableError):

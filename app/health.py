@@ -20,10 +20,19 @@ class Readiness:
 
 
 class Health:
-    def __init__(self, database: Database, *, model: str, is_draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        model: str,
+        is_draining: Callable[[], bool],
+        may_run_turns: Callable[[], bool],
+    ) -> None:
+        """`may_run_turns`: this process is known to the database as one that does."""
         self._database = database
         self._model = model
         self._is_draining = is_draining
+        self._may_run_turns = may_run_turns
         self._look: asyncio.Future[str | None] | None = None
 
     async def readiness(self) -> Readiness:
@@ -44,4 +53,4 @@ class Health:
             return "database_unavailable"
         except SchemaError:
             return "schema_behind"
-        return None
+        return None if self._may_run_turns() else "database_unavailable"

@@ -121,9 +121,10 @@ def listen(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, TypeError, UnicodeError) as error:
         listener.close()
-        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        reason = error.strerror if isinstance(error, OSError) else "not a host"
+        raise ConfigurationError(f"cannot listen on {host!r}:{port}: {reason}") from None
     bound = listener.getsockname()[0]
     if settings.chat_auth == "none" and not is_loopback(bound):
         listener.close()

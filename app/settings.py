@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
+from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 from platformdirs import user_data_path
 from pydantic import (
     BaseModel,
@@ -79,7 +81,6 @@ class Settings(BaseModel):
     )
     chat_model_base_url: str | None = Field(
         default=None,
-        pattern=r"^https?://",
         description="an OpenAI-compatible server; CHAT_MODEL is then bare",
     )
     chat_model_api_key: SecretStr | None = Field(
@@ -156,6 +157,13 @@ class Settings(BaseModel):
             )
         return self
 
+    @field_validator("chat_model_base_url")
+    @classmethod
+    def _check_base_url(cls, value: str | None) -> str | None:
+        if value is not None and not _is_http(value):
+            raise ValueError("a base URL is like http://localhost:11434/v1")
+        return value
+
     @field_validator("chat_root_path")
     @classmethod
     def _check_root_path(cls, value: str) -> str:
@@ -166,7 +174,8 @@ class Settings(BaseModel):
     @field_validator("chat_cors_origins")
     @classmethod
     def _check_origins(cls, value: str | None) -> str | None:
-        if not all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in _listed(value)):
+        origins = [origin for origin in _listed(value) if origin != "*"]
+        if not all(_ORIGIN.fullmatch(origin) and _is_http(origin) for origin in origins):
             raise ValueError("an origin is like https://chat.example, without a path")
         return value
 
@@ -197,6 +206,14 @@ class Settings(BaseModel):
     @property
     def tool_modules(self) -> list[str]:
         return _listed(self.chat_tools)
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port != 0)
+    except ValueError:
+        return False
 
 
 def _listed(value: str | None) -> list[str]:
@@ -236,9 +253,20 @@ def share_dotenv() -> None:
 
 def _dotenv() -> Mapping[str, str | None]:
     try:
+        if Path(".env").is_file():
+            _require_understood(Path(".env"))
         return dotenv_values(".env")
     except UnicodeDecodeError:
         raise SettingsError("the .env file is not UTF-8 text") from None
+
+
+def _require_understood(path: Path) -> None:
+    """What the library cannot read it leaves out: another database might be used then."""
+    with path.open(encoding="utf-8") as file:
+        for binding in parse_stream(file):
+            if binding.error:
+                line = binding.original.line
+                raise SettingsError(f"the .env file cannot be understood at line {line}")
 
 
 def _is_ours(name: str) -> bool:
@@ -249,7 +277,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _field_of(name: str, value: str) -> tuple[str, str]:
-    field = name.lower()
+    field = name.lower() if name.isupper() else ""
     if field in Settings.model_fields:
         return field, value
     secret = field.removesuffix("_file")

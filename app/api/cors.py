@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 METHODS = ("GET", "HEAD", "POST", "PATCH", "DELETE")
 TAKEN = (
     "Authorization",
+    "Baggage",
     "Content-Type",
     "Idempotency-Key",
     "If-Match",
@@ -15,6 +16,7 @@ TAKEN = (
     "Last-Event-ID",
     "Prefer",
     "Traceparent",
+    "Tracestate",
     "X-Request-ID",
 )
 EXPOSED = (

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,10 +45,7 @@ class Quota:
 
 
 class RateLimit:
-    """At most `limit` in `window` seconds, by the generic cell rate algorithm (ITU-T I.371).
-
-    One number a caller: when all that they have done will be forgotten.
-    """
+    """At most `limit` in any `window` seconds: the times of what was done lately are kept."""
 
     def __init__(
         self,
@@ -63,38 +60,42 @@ class RateLimit:
         self._limit = limit
         self._window = window
         self._clock = clock
-        self._free_at: dict[str, float] = {}
+        self._taken: dict[str, deque[float]] = {}
         self._many = FEW
 
     @property
     def remembered(self) -> int:
         """Callers that something is known of."""
-        return len(self._free_at)
+        return len(self._taken)
 
     def take(self, user_id: str) -> Quota | None:
         """Counts one more, unless it is one too many; None when there is no limit."""
         if self._limit is None:
             return None
-        now, interval = self._clock(), self._window / self._limit
-        used = max(self._free_at.get(user_id, now) - now, 0)
-        # Floats: the very last one that is allowed is allowed.
-        over = used + interval - self._window - interval / 1000
-        if over > 0:
-            return self._quota(used, wait=math.ceil(over))
-        self._free_at[user_id] = now + used + interval
+        now = self._clock()
         self._forget_the_quiet(now)
-        return self._quota(used + interval)
-
-    def _quota(self, used: float, wait: int = 0) -> Quota:
-        limit = self._limit or 0
-        remaining = int((self._window - used) * limit / self._window + 0.001)
-        return Quota(self._name, limit, self._window, remaining, math.ceil(used), wait)
+        taken = self._taken.setdefault(user_id, deque())
+        while taken and taken[0] <= now - self._window:
+            taken.popleft()
+        is_allowed = len(taken) < self._limit
+        if is_allowed:
+            taken.append(now)
+        until_more = math.ceil(taken[0] + self._window - now)
+        return Quota(
+            name=self._name,
+            limit=self._limit,
+            window=self._window,
+            remaining=self._limit - len(taken),
+            reset=until_more,
+            wait=0 if is_allowed else until_more,
+        )
 
     def _forget_the_quiet(self, now: float) -> None:
-        if len(self._free_at) <= self._many:
+        if len(self._taken) <= self._many:
             return
-        self._free_at = {user: moment for user, moment in self._free_at.items() if moment > now}
-        self._many = max(FEW, 2 * len(self._free_at))
+        lately = now - self._window
+        self._taken = {user: taken for user, taken in self._taken.items() if taken[-1] > lately}
+        self._many = max(FEW, 2 * len(self._taken))
 
 
 class OpenStreams:

@@ -1,17 +1,13 @@
 """How long a client wants to wait: the `Prefer` header (RFC 7240)."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 LONGEST_WAIT = 86_400
-_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_QUOTED = r'"(?:[^"\\]|\\.)*"'
-_WORD = rf"(?:{_NAME}|{_QUOTED})"
-# A preference, its value, and its parameters, which are of no interest here.
-_PREFERENCE = re.compile(
-    rf"\s*({_NAME})\s*(?:=\s*({_WORD})?)?((?:\s*;\s*(?:{_NAME}\s*(?:=\s*{_WORD}?)?)?)*)\s*(?:,|$)"
-)
+# More than that nobody has to say; every character is looked at once.
+LONGEST_HEADER = 1_000
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +31,31 @@ def preference_of(headers: Sequence[str]) -> Preference:
 
 
 def _parsed(text: str) -> dict[str, str]:
-    """Of a preference that stands twice the first counts; what is no preference ends the list."""
+    """Of a preference that stands twice the first counts; what is no preference ends the list.
+
+    Parameters, behind a semicolon, are of no interest here.
+    """
     found: dict[str, str] = {}
-    place = 0
-    while place < len(text) and (match := _PREFERENCE.match(text, place)):
-        name, value = match.group(1).lower(), match.group(2) or ""
-        found.setdefault(name, re.sub(r"\\(.)", r"\1", value.strip('"')))
-        place = match.end()
+    for item in _split(text[:LONGEST_HEADER], ","):
+        preference = next(_split(item, ";"))
+        name, _, value = (part.strip() for part in preference.partition("="))
+        if not _NAME.fullmatch(name):
+            break
+        found.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", value.strip('"')))
     return found
+
+
+def _split(text: str, separator: str) -> Iterator[str]:
+    """At each separator that does not stand in quotes."""
+    start, quoted, escaped = 0, False, False
+    for place, character in enumerate(text):
+        if escaped:
+            escaped = False
+        elif character == "\\":
+            escaped = quoted
+        elif character == '"':
+            quoted = not quoted
+        elif character == separator and not quoted:
+            yield text[start:place]
+            start = place + 1
+    yield text[start:]

@@ -31,6 +31,8 @@ from app.wire.problem import (
 
 logger = get_logger()
 
+MOST_FAULTS = 100
+
 
 def install(app: FastAPI, methods: Methods) -> None:
     async def http(request: Request, error: Exception) -> Response:
@@ -89,10 +91,10 @@ def _id_of(request: Request) -> str:
 
 
 def _faults(errors: Sequence[Mapping[str, Any]]) -> list[Fault]:
-    """Where and what, by a JSON pointer (RFC 6901); never the value."""
+    """Where and what, by a JSON pointer (RFC 6901); never the value, and the first hundred only."""
     return [
         Fault(_pointer(error["loc"]), error["msg"].removeprefix("Value error, "))
-        for error in errors
+        for error in errors[:MOST_FAULTS]
     ]
 
 

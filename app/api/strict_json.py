@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
@@ -15,12 +15,15 @@ from app.api.state import state_of
 from app.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
+    Fault,
+    InvalidRequestError,
     MalformedJsonError,
     UnsupportedMediaTypeError,
 )
 
 # Seconds for a whole body.
 BODY_TIMEOUT = 30.0
+MOST_VALUES = 20_000
 
 
 class StrictJsonRoute(APIRoute):
@@ -45,7 +48,9 @@ class StrictJsonRoute(APIRoute):
                 return Response(status_code=400)
             if body:
                 _require_json(request)
-            return await handle(_ReadRequest(request, body, parse(body) if body else None))
+            document = parse(body) if body else None
+            _require_few_values(document)
+            return await handle(_ReadRequest(request, body, document))
 
         return strict
 
@@ -82,8 +87,28 @@ def _finite(text: str) -> float:
 
 def _require_json(request: Request) -> None:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
+    if media_type == "application/json":
+        return
+    if request.method != "PATCH" or media_type != "application/merge-patch+json":
         raise UnsupportedMediaTypeError
+
+
+def _require_few_values(document: object) -> None:
+    """To check each of a million values, and to tell of each that is bad, would take seconds."""
+    values, left = 0, [document]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            inner = cast("dict[str, object]", value).values()
+        elif isinstance(value, list):
+            inner = cast("list[object]", value)
+        else:
+            continue
+        values += len(inner)
+        if values > MOST_VALUES:
+            fault = Fault("", f"must not hold more than {MOST_VALUES} values")
+            raise InvalidRequestError([fault])
+        left.extend(inner)
 
 
 async def _read(request: Request, limit: int) -> bytes:

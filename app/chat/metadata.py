@@ -13,10 +13,19 @@ DEEPEST = 16
 
 def flaw_of(metadata: Mapping[str, Any]) -> str | None:
     """What is wrong with it, as a sentence without its content; None when nothing is."""
-    if not _is_shallow(metadata, DEEPEST):
+    return flaw_of_patch(metadata) or _flaw_of_size(metadata)
+
+
+def flaw_of_patch(patch: Mapping[str, Any]) -> str | None:
+    """The same of a change, which may name more than may be kept."""
+    if not _is_shallow(patch, DEEPEST):
         return f"must not be nested deeper than {DEEPEST} levels"
-    if storable_json(metadata) != metadata:
+    if storable_json(patch) != patch:
         return "must not hold NUL or a lone surrogate"
+    return None
+
+
+def _flaw_of_size(metadata: Mapping[str, Any]) -> str | None:
     if len(dump_json(metadata).encode()) > LARGEST:
         return f"must not be larger than {LARGEST} bytes of JSON"
     return None

@@ -21,6 +21,7 @@ from app.errors import (
     KeyTakenError,
     LostOwnershipError,
     OutcomeUnknownError,
+    StatementDeclinedError,
     TurnInProgressError,
 )
 from app.events.stream_event import ReasoningDelta, StepEvent, TurnEnded, TurnStarted
@@ -134,13 +135,9 @@ class ChatTurn:
     async def known(
         self, caller: Caller, conversation_id: ConversationId, prompt: Prompt
     ) -> KnownTurn | None:
-        """The turn of an earlier request with this key. Raises IdempotencyMismatchError."""
+        """The turn of an earlier request with this key; raises why there can be none otherwise."""
         key = _key_of(caller, conversation_id, prompt)
-        if key is None:
-            return None
-        async with self._database.connection() as connection:
-            known = await self._keys.find(connection, key)
-        return None if known is None or known.turn_id is None else KnownTurn(known.turn_id)
+        return await self._known_or_refused(caller, conversation_id, key)
 
     async def _claim(
         self, caller: Caller, conversation_id: ConversationId, new: NewTurn
@@ -161,6 +158,8 @@ class ChatTurn:
             return await claim()
         except KeyTakenError:
             return None
+        except StatementDeclinedError:
+            raise
         except DatabaseUnavailableError:
             if not sent:
                 raise

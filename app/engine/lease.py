@@ -40,6 +40,10 @@ class Lease:
             raise DatabaseUnavailableError("the lease was lost")
         return self._worker_id
 
+    @property
+    def is_held(self) -> bool:
+        return self._is_held
+
     async def register(self) -> None:
         """Makes this process a worker. Raises DatabaseUnavailableError."""
         started = time.monotonic()

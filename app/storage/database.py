@@ -24,6 +24,7 @@ from app.errors import (
     DatabaseUnavailableError,
     KeyTakenError,
     LostOwnershipError,
+    StatementDeclinedError,
 )
 from app.messages.codec import dump_json
 
@@ -45,6 +46,13 @@ _REFUSED = (
     asyncpg.InvalidPasswordError,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
+    asyncpg.ClientConfigurationError,
+)
+# The server has answered: of such a statement nothing was stored.
+_DECLINED = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.ReadOnlySQLTransactionError,
 )
 _UNAVAILABLE = (
     OSError,
@@ -55,9 +63,7 @@ _UNAVAILABLE = (
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
-    asyncpg.TransactionRollbackError,
-    asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.LockNotAvailableError,
+    *_DECLINED,
     # The schema is not there yet; `health.py` says so too.
     asyncpg.UndefinedTableError,
     *_REFUSED,
@@ -184,6 +190,8 @@ def _ours(error: BaseException) -> Exception | None:
 def _unavailable(cause: BaseException) -> DatabaseUnavailableError:
     if isinstance(cause, _REFUSED):
         return DatabaseRefusedError(f"the database lets nobody in ({type(cause).__name__})")
+    if isinstance(cause, _DECLINED):
+        return StatementDeclinedError(f"the database declined ({type(cause).__name__})")
     return DatabaseUnavailableError(f"the database cannot be reached ({type(cause).__name__})")
 
 
@@ -214,6 +222,9 @@ def async_url(url: str) -> URL:
     unknown = set(parsed.query) - set(_PARAMETERS) - _IGNORED
     if unknown:
         raise ConfigurationError(f"DATABASE_URL has an unknown parameter {min(unknown)!r}")
+    port = parsed.query.get("port", "0")
+    if not (isinstance(port, str) and port.isdigit() and int(port) <= 65_535):
+        raise ConfigurationError("DATABASE_URL has a port that is none")
     query = {
         _PARAMETERS[name]: value for name, value in parsed.query.items() if name in _PARAMETERS
     }

@@ -442,7 +442,7 @@ WITH run AS (
     UPDATE runs
     SET active_turn_id = $4, worker_id = $5, fence = fence + 1, version = version + 1,
         turn_count = turn_count + 1, next_message_seq = next_message_seq + 1,
-        title = coalesce(title, $6), updated_at = now()
+        title = CASE turn_count WHEN 0 THEN coalesce(title, $6) ELSE title END, updated_at = now()
     WHERE id = $1 AND (user_id = $2 OR $3) AND status = 'open'
         AND active_turn_id IS NULL AND erased_at IS NULL
     RETURNING id, user_id, fence, turn_count, next_message_seq - 1 AS seq, config

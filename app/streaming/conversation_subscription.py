@@ -133,8 +133,8 @@ class _Reader:
                     coming = asyncio.ensure_future(anext(frames))
                     continue
                 bell.clear()
-                # When it was erased, the turn's own reader says so.
-                for news in self._news() if await self._look() else ():
+                # When it was erased, the turn's own reader says so; that it was closed comes last.
+                for news in self._news() if await self._look() and self._run.is_open else ():
                     yield news
         finally:
             coming.cancel()

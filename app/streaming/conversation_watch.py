@@ -46,8 +46,10 @@ class ConversationWatch:
                 del self._bells[run_id], self._versions[run_id]
 
     def saw(self, run_id: ConversationId, version: int) -> None:
-        """A follower has read that version: only later ones are news."""
-        self._versions[run_id] = max(version, self._versions[run_id])
+        """A follower has read that version: it is news for the others, and later ones for all."""
+        if version > self._versions[run_id]:
+            self._versions[run_id] = version
+            self.ring(run_id)
 
     def ring(self, run_id: ConversationId) -> None:
         for bell in self._bells.get(run_id, ()):

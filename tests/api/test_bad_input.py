@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from app.api.pagination import encode_cursor
+from app.bootstrap import Service
 from tests.api.test_conversations import create
 from tests.api.test_messages import history, send
 from tests.scripted_model import ScriptedModel
@@ -117,3 +118,58 @@ async def test_a_cursor_beyond_all_times_is_refused(client: httpx.AsyncClient, m
     response = await client.get("/v1/conversations", params={"cursor": cursor})
 
     assert (response.status_code, response.json()["code"]) == (400, "bad_cursor")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"metadata": {"a": [' + b"[1]," * 900_000 + b"[1]]}}",
+        b"{" + b",".join(b'"k%d":1' % n for n in range(350_000)) + b"}",
+        b'{"config": {' + b",".join(b'"k%d":1' % n for n in range(300_000)) + b"}}",
+    ],
+    ids=["lists", "fields", "inner fields"],
+)
+async def test_a_body_of_very_many_values_is_refused_without_looking_at_each(
+    client: httpx.AsyncClient, body: bytes
+) -> None:
+    headers = {"Content-Type": "application/json"}
+
+    answer = await client.post("/v1/conversations", content=body, headers=headers)
+
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [
+        {"pointer": "", "message": "must not hold more than 20000 values"}
+    ]
+
+
+async def test_of_very_many_faults_a_hundred_are_told(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/conversations", json={f"k{n}": n for n in range(5_000)})
+
+    assert answer.status_code == 422
+    assert len(answer.json()["errors"]) == 100
+
+
+@pytest.mark.parametrize("media_type", ["application/json-patch+json", "text/plain", "x+json"])
+async def test_other_kinds_of_json_are_not_taken_for_ours(
+    client: httpx.AsyncClient, media_type: str
+) -> None:
+    conversation = (await client.post("/v1/conversations")).headers["location"]
+
+    answer = await client.patch(conversation, content=b"{}", headers={"Content-Type": media_type})
+
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+
+
+async def test_a_send_to_a_conversation_that_stays_locked_was_not_begun(
+    client: httpx.AsyncClient, service: Service
+) -> None:
+    conversation = (await client.post("/v1/conversations")).json()["id"]
+    async with service.database.statement() as driver, driver.transaction():
+        await driver.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", conversation)
+        answer = await client.post(
+            f"/v1/conversations/{conversation}/messages", json={"content": "hi"}
+        )
+
+    assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
+    assert "x-turn-id" not in answer.headers
+    assert "turn_id" not in answer.json()

@@ -83,6 +83,7 @@ async def test_a_title_that_was_removed_comes_from_the_next_message(
         ({"metadata": {"a": "\ud800"}}, "/metadata"),
         ({"metadata": [1]}, "/metadata"),
         ({"metadata": {"b": "x" * 9_000}}, "/metadata"),
+        ({"metadata": {"b": "x" * 20_000}}, "/metadata"),
         ({"status": "open"}, "/status"),
         ({"user_id": "eve"}, "/user_id"),
     ],
@@ -107,6 +108,24 @@ def _escaped(document: object) -> bytes:
     """As a client writes it that escapes everything: a lone surrogate has no bytes of its own."""
 
     return json.dumps(document).encode()
+
+
+async def test_a_patch_may_name_more_than_may_be_kept(client: httpx.AsyncClient) -> None:
+    conversation = await create(client, metadata={str(n): 0 for n in range(1_500)})
+
+    answer = await patch(client, conversation, {"metadata": {str(n): None for n in range(1_500)}})
+
+    assert answer.json()["metadata"] == {}
+
+
+async def test_a_title_that_was_removed_later_stays_away(client: httpx.AsyncClient) -> None:
+    conversation = await create(client)
+    await send(client, conversation, "the first")
+    await patch(client, conversation, {"title": None})
+
+    await send(client, conversation, "the second")
+
+    assert (await client.get(path_of(conversation))).json()["title"] is None
 
 
 async def test_a_patch_does_not_move_a_conversation_up_the_list(client: httpx.AsyncClient) -> None:

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from app.bootstrap import Service
+from app.ids import new_conversation_id
 from tests.api.test_conversations import create
 from tests.api.test_messages import send
 from tests.api.test_streams import TOOL_TURN, script, stream
@@ -206,6 +207,65 @@ async def test_a_follower_that_leaves_is_forgotten(
     async with asyncio.timeout(5):
         while service.conversation_watch.streams:
             await asyncio.sleep(0.01)
+
+
+async def test_one_who_joins_does_not_take_the_news_from_others(
+    live: httpx.AsyncClient, service: Service
+) -> None:
+    """A change of another process: who joins sees it at once, and the others have to as well."""
+    conversation = await create(live)
+    first = follow(live, conversation)
+    await until_followed(service)
+    await asyncio.sleep(0.6)
+    async with service.database.statement() as driver:
+        await driver.execute(
+            "UPDATE runs SET status = 'closed', closed_at = now(), version = version + 1 "
+            "WHERE id = $1",
+            conversation,
+        )
+    model_run = await live.get(f"{path_of(conversation)}/events")
+
+    (told,) = await first
+
+    assert model_run.status_code == 204
+    assert told.data["conversation"]["status"] == "closed"
+
+
+async def test_a_newcomer_rings_for_those_who_are_there(service: Service) -> None:
+    watch, run_id = service.conversation_watch, new_conversation_id()
+    with watch.following(run_id, 1) as first, watch.following(run_id, 1):
+        watch.saw(run_id, 1)
+        assert not first.is_set()
+        watch.saw(run_id, 2)
+        assert first.is_set()
+
+
+async def test_that_it_is_closed_comes_last_also_for_one_who_is_behind(
+    live: httpx.AsyncClient, service: Service, model: ScriptedModel
+) -> None:
+    gate = Gate()
+    model.will_say("a ", Hold(gate), "b")
+    conversation = await create(live, title="Oslo")
+    following = follow(live, conversation)
+    await until_followed(service)
+    sending = asyncio.ensure_future(send(live, conversation, "hi"))
+    await gate.reached()
+    await asyncio.sleep(0.2)
+    # As another process does it that has seen the turn's end already.
+    async with service.database.statement() as driver:
+        await driver.execute(
+            "UPDATE runs SET status = 'closed', closed_at = now(), version = version + 1 "
+            "WHERE id = $1",
+            conversation,
+        )
+    await asyncio.sleep(0.8)
+    gate.open()
+    await sending
+
+    assert [block.type for block in await following] == [
+        *("turn.started", "text.delta", "text.delta", "message.completed", "turn.completed"),
+        "conversation.updated",
+    ]
 
 
 async def test_a_turn_that_begins_elsewhere_is_found_without_being_told(

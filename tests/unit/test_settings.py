@@ -34,6 +34,11 @@ def test_without_any_setting_there_is_a_complete_service() -> None:
         ("CHAT_AUTH", "SECRET", "CHAT_AUTH: Input should be 'none' or 'keys'"),
         ("CHAT_LEASE", "0", "CHAT_LEASE: "),
         ("CHAT_MODEL_BASE_URL", "SECRET", "CHAT_MODEL_BASE_URL: "),
+        ("CHAT_MODEL_BASE_URL", "http://", "CHAT_MODEL_BASE_URL: a base URL is like"),
+        ("CHAT_MODEL_BASE_URL", "http://[::1", "CHAT_MODEL_BASE_URL: a base URL is like"),
+        ("CHAT_MODEL_BASE_URL", "http://h:99999", "CHAT_MODEL_BASE_URL: a base URL is like"),
+        ("CHAT_CORS_ORIGINS", "https://a:99999", "CHAT_CORS_ORIGINS: an origin is like"),
+        ("CHAT_port", "9", "unknown setting CHAT_port"),
         ("CHAT_MODEL_BASE_URL", "http://h/v1", "CHAT_MODEL_BASE_URL needs CHAT_MODEL"),
         ("CHAT_MODEL_API_KEY", "SECRET", "CHAT_MODEL_API_KEY needs CHAT_MODEL_BASE_URL"),
         ("CHAT_ROOT_PATH", "SECRET", "CHAT_ROOT_PATH: a base path is like /chat"),
@@ -94,6 +99,18 @@ def test_the_environment_wins_over_a_dotenv_file(
 
     assert settings.chat_port == 4321
     assert settings.chat_model == "a:b"
+
+
+@pytest.mark.parametrize("line", ['DATABASE_URL="postgresql://h/d', "CHAT_AUTH='keys", "a b"])
+def test_a_line_of_a_dotenv_file_that_cannot_be_read_stops_the_start(
+    tmp_path: Path, line: str
+) -> None:
+    (tmp_path / ".env").write_text(f"CHAT_PORT=1\n{line}\n")
+
+    with pytest.raises(SettingsError) as error:
+        load_settings()
+
+    assert str(error.value) == "the .env file cannot be understood at line 2"
 
 
 def test_what_kubernetes_says_of_a_service_of_our_name_is_no_setting(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from app.api.examples import PREFIX
-from app.api.schemas.text import Metadata, StorableText, WrittenText
+from app.api.schemas.text import Metadata, MetadataPatch, StorableText, WrittenText
 from app.chat.config import DEFAULT_PROFILE
 
 
@@ -50,4 +50,4 @@ class PatchConversation(BaseModel):
     )
 
     title: Annotated[WrittenText, Field(max_length=200)] | None = None
-    metadata: Metadata | None = None
+    metadata: MetadataPatch | None = None

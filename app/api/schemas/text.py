@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from app.chat.metadata import flaw_of
+from app.chat.metadata import flaw_of, flaw_of_patch
 from app.messages.text_policy import is_storable
 
 
@@ -27,6 +27,13 @@ def _metadata(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _metadata_patch(value: dict[str, Any]) -> dict[str, Any]:
+    flaw = flaw_of_patch(value)
+    if flaw is not None:
+        raise ValueError(flaw)
+    return value
+
+
 # The patterns are for the description of the API; the checks are the functions above.
 StorableText = Annotated[
     str, AfterValidator(_storable), Field(json_schema_extra={"pattern": r"^[^\u0000]*$"})
@@ -43,3 +50,13 @@ _METADATA: dict[str, Any] = {
     "additionalProperties": {"$ref": "#/components/schemas/Json"},
 }
 Metadata = Annotated[dict[str, Any], AfterValidator(_metadata), Field(json_schema_extra=_METADATA)]
+MetadataPatch = Annotated[
+    dict[str, Any],
+    AfterValidator(_metadata_patch),
+    Field(
+        json_schema_extra={
+            **_METADATA,
+            "description": "A JSON Merge Patch (RFC 7396); what comes of it is at most 16 KiB.",
+        }
+    ),
+]

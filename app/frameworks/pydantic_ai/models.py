@@ -63,11 +63,15 @@ class Models:
         return self._built[name]
 
     def _build(self, name: str) -> Model:
-        if self._own_server is not None and name == self.configured:
-            return self._on_own_server(name, self._own_server)
+        own = self._own_server
+        # A bare name was always meant for the own server, also when another is configured by now.
+        if own is not None and (name == self.configured or ":" not in name):
+            return self._on_own_server(name, own)
         try:
             model = infer_model(name)
         except (UserError, ImportError) as error:
+            if own is not None:
+                return self._on_own_server(name, own)
             raise ModelError(str(error)) from error
         if isinstance(model, OpenAIChatModel) and model.provider is not None:
             return type(model)(model.model_name, provider=model.provider, profile=_STRICT)

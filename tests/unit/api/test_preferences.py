@@ -28,6 +28,11 @@ from app.api.preferences import preference_of
         (["foo; wait=1"], None),
         (["foo=bar; respond-async"], None),
         (['foo="unfinished, respond-async'], None),
+        (['foo="a\\", b", wait=7'], 7),
+        (["wait=7" + "; " * 400 + '"'], 7),
+        (["wait" + " " * 900 + "=7"], 7),
+        (["a" + "; " * 20_000 + '"'], None),
+        (["wait" + " " * 20_000 + "x"], None),
     ],
     ids=str,
 )

@@ -12,6 +12,7 @@ from app.errors import (
     DatabaseRefusedError,
     KeyTakenError,
     LostOwnershipError,
+    StatementDeclinedError,
 )
 from app.ids import new_conversation_id, new_turn_id
 from app.wire.paths import Paths
@@ -21,7 +22,7 @@ from app.wire.problem import INTERNAL_ERROR, KINDS, TURN_CANCELLED, kind_of, tur
 WITHOUT_A_PROBLEM = {
     *(errors.ChatWorkflowError, errors.CallerError, errors.RequestError, errors.StepError),
     *(LostOwnershipError, KeyTakenError),
-    DatabaseRefusedError,  # for clients the same as its parent
+    *(DatabaseRefusedError, StatementDeclinedError),  # for clients the same as their parent
 }
 
 
