@@ -17,7 +17,7 @@ from app.storage.transcript_store import TranscriptStore
 from app.streaming.followers import Closing, Feed, Followers
 from app.streaming.patience import patiently
 from app.streaming.rebuilding import rebuilt
-from app.wire.event import Frame, TurnName, frame
+from app.wire.event import Frame, TurnName, frame, moment_of
 from app.wire.paths import Paths
 
 # Characters after which one read of the table stops; a single event may be larger.
@@ -51,6 +51,7 @@ class _Reader:
         self._turn = turn
         self._name = TurnName(turn.run_id, turn.id, turn.number, source.paths)
         self._seq = after
+        self._last: Frame | None = None
         self._feed = feed
 
     async def frames(self) -> AsyncGenerator[Frame]:
@@ -62,7 +63,7 @@ class _Reader:
                 frames = self._closed(Closing.SHUTDOWN)
             for item in frames:
                 yield item
-                self._seq = item.seq or self._seq
+                self._seq, self._last = item.seq or self._seq, item
             if frames and _is_last(frames[-1]):
                 return
 
@@ -130,7 +131,9 @@ class _Reader:
                 return [self._uncommitted("stream.closing", {"reason": "shutdown"})]
 
     def _uncommitted(self, kind: str, payload: dict[str, str]) -> Frame:
-        return frame(kind, None, self._name, self._turn.created_at, dict(payload))
+        """Its time is the last event's: what is told never goes backwards."""
+        moment = self._turn.created_at if self._last is None else moment_of(self._last)
+        return frame(kind, None, self._name, moment, dict(payload))
 
 
 def _is_last(item: Frame) -> bool:

@@ -1,5 +1,6 @@
 """Events on the wire: each is rendered once, stored as those bytes, and shown as those bytes."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,6 +149,11 @@ def type_of(event: StreamEvent) -> str:
             return "message.completed"
         case TurnEnded(turn=turn):
             return f"turn.{turn.status.value}"
+
+
+def moment_of(shown: Frame) -> datetime:
+    """The time that stands in it."""
+    return datetime.fromisoformat(json.loads(shown.document)["timestamp"])
 
 
 def lines(frames: Sequence[Frame]) -> str:

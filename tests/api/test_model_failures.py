@@ -213,9 +213,25 @@ async def test_a_conversation_whose_model_is_gone_says_so_and_keeps_its_history(
     conversation = await create(client)
     await send(client, conversation, "first")
     settings = await limited(postgres_url, model)
-    other = settings.model_copy(update={"chat_model": "another"})
+    other = settings.model_copy(update={"chat_model": "demo", "chat_model_base_url": None})
     async with running_service(other, postgres_url) as service, client_of(service) as changed:
         response = await send(changed, conversation, "second")
 
         assert response.json()["code"] == "model_error"
         assert len(await history(changed, conversation)) == 3
+
+
+async def test_a_conversation_keeps_its_model_when_another_is_configured_on_the_same_server(
+    client: httpx.AsyncClient, postgres_url: str, model: ScriptedModel
+) -> None:
+    conversation = await create(client)
+    await send(client, conversation, "first")
+    settings = await limited(postgres_url, model)
+    other = settings.model_copy(update={"chat_model": "another:8b"})
+    async with running_service(other, postgres_url) as service, client_of(service) as changed:
+        assert (await send(changed, conversation, "second")).status_code == 200
+        assert (await send(changed, await create(changed), "new")).status_code == 200
+
+    assert [request.body["model"] for request in model.requests] == [
+        *("scripted", "scripted", "another:8b")
+    ]
