@@ -306,9 +306,11 @@ class ChatWorkflowRunner:
                     self._engine.start(begun)
                     self._conversations.watch.ring(conversation_id)
                 return begun
-        except (DrainingError, OverloadedError):
-            # No new turn here now; but a repeated request may have one already.
-            known = await self._turn.known(caller, conversation_id, prompt)
+        except (DrainingError, OverloadedError) as error:
+            # No new turn here now; but a repeated request may have one already, and one that is
+            # refused for good need not be tried again.
+            final = isinstance(error, OverloadedError)
+            known = await self._turn.known(caller, conversation_id, prompt, or_refused=final)
             if known is None:
                 raise
             return known

@@ -133,11 +133,17 @@ class ChatTurn:
         raise TurnInProgressError(conversation_id, None)
 
     async def known(
-        self, caller: Caller, conversation_id: ConversationId, prompt: Prompt
+        self, caller: Caller, conversation_id: ConversationId, prompt: Prompt, *, or_refused: bool
     ) -> KnownTurn | None:
-        """The turn of an earlier request with this key; raises why there can be none otherwise."""
+        """The turn of an earlier request with this key; with `or_refused` raises why none can be."""
         key = _key_of(caller, conversation_id, prompt)
-        return await self._known_or_refused(caller, conversation_id, key)
+        if or_refused:
+            return await self._known_or_refused(caller, conversation_id, key)
+        if key is None:
+            return None
+        async with self._database.connection() as connection:
+            known = await self._keys.find(connection, key)
+        return None if known is None or known.turn_id is None else KnownTurn(known.turn_id)
 
     async def _claim(
         self, caller: Caller, conversation_id: ConversationId, new: NewTurn

@@ -50,7 +50,8 @@ class Lease:
         async with self._database.statement() as driver:
             await self._workers.register(driver, self._worker_id, self._length)
         self._renewed_at = started
-        self._is_held = True
+        # A database that was frozen meanwhile has made this right too old to be of use.
+        self._is_held = time.monotonic() - started < self._patience
 
     async def keep(self, on_loss: Callable[[], Awaitable[None]]) -> None:
         """Renews for ever; calls `on_loss` when the right is lost, then begins as a new worker."""

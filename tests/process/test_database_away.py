@@ -73,7 +73,7 @@ async def launched(database: Away, model: ScriptedModel) -> RunningService:
         chat_auto_migrate="on",
         chat_model="scripted",
         chat_model_base_url=model.base_url,
-        chat_lease=3,
+        chat_lease=10,
     )
 
 
@@ -175,6 +175,7 @@ async def _accepted(client: httpx.AsyncClient, conversation: str) -> httpx.Respo
     async with asyncio.timeout(15):
         while (answer := await send(client, conversation, "again")).status_code == 503:
             await asyncio.sleep(0.1)
+    assert answer.status_code == 200, answer.text
     return answer
 
 
