@@ -17,6 +17,7 @@ from app.engine.forced_end import ForcedEnd
 from app.engine.lease import Lease
 from app.engine.local import LocalEngine
 from app.engine.recovery import Recovery
+from app.engine.takeover import Takeover
 from app.engine.watch import Watch
 from app.errors import (
     ConfigurationError,
@@ -40,6 +41,7 @@ from app.storage.database import Database, opened_database
 from app.storage.erasure_store import ErasureStore
 from app.storage.event_log import EventLog
 from app.storage.idempotency_store import IdempotencyStore
+from app.storage.journal import Journal
 from app.storage.key_store import KeyStore
 from app.storage.run_state_store import RunStateStore
 from app.storage.schema import SchemaState, migrate, require_usable_schema
@@ -59,6 +61,8 @@ logger = get_logger()
 ERASURE_PATIENCE = 1.0
 # Seconds between two tries to begin, when the database was away at the start.
 BEGIN_PAUSE = 1.0
+# Seconds that a shutdown waits for the log of the turns that it hands over.
+SETTLE_LIMIT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ class Service:
     runner: ChatWorkflowRunner
     database: Database
     engine: LocalEngine
+    lease: Lease
+    recorder: Recorder
     connections: Connections
     followers: Followers
     conversation_watch: ConversationWatch
@@ -76,8 +82,11 @@ class Service:
     keys: Keys
 
     async def drain(self, grace: float) -> None:
-        """Takes no more sends, lets turns end for `grace` seconds, then closes every stream."""
+        """Takes no more sends, and lets turns end for `grace` seconds. Those that have not are
+        handed over: whoever sweeps next goes on with them. Then every stream is closed."""
         await self.engine.drain(grace)
+        await self.recorder.settle(SETTLE_LIMIT)
+        await self.lease.release()
         self.followers.shut_down()
         self.conversation_watch.ring_all()
 
@@ -86,16 +95,14 @@ class Service:
 class Background:
     """What runs beside the requests for as long as the service does."""
 
-    lease: Lease
     recovery: Recovery
-    recorder: Recorder
     watch: Watch
     erasure: Erasure
 
     async def run(self, service: Service) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.lease.keep(service.engine.stop_all))
-            group.create_task(self.recorder.keep_flushing())
+            group.create_task(service.lease.keep(service.engine.stop_all))
+            group.create_task(service.recorder.keep_flushing())
             group.create_task(self.watch.keep_looking())
             group.create_task(self.recovery.keep_sweeping())
             group.create_task(self.erasure.keep_purging())
@@ -117,7 +124,7 @@ async def running_service(settings: Settings, database_url: str) -> AsyncGenerat
 
         async def begin() -> None:
             await prepare_schema(database_url, auto_migrate=settings.auto_migrate)
-            await background.lease.register()
+            await service.lease.register()
 
         has_begun = await _begins_at_once(begin)
         async with asyncio.TaskGroup() as group:
@@ -127,7 +134,6 @@ async def running_service(settings: Settings, database_url: str) -> AsyncGenerat
             finally:
                 await service.drain(0)
                 work.cancel()
-        await background.lease.release()
 
 
 async def _begins_at_once(begin: Callable[[], Awaitable[None]]) -> bool:
@@ -184,7 +190,7 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
     executor = DirectExecutor(
         PydanticAIAgent(models, retries=settings.chat_model_retries, tools=tools)
     )
-    turn = ChatTurn(database, runs, transcripts, request_keys, executor, recorder)
+    turn = ChatTurn(database, runs, transcripts, request_keys, Journal(), executor, recorder)
     lease = Lease(database, workers, length=settings.chat_lease)
     forced_end = ForcedEnd(database, runs, transcripts, event_log, paths)
     engine = LocalEngine(
@@ -198,10 +204,12 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         database,
         runs,
         workers,
+        engine,
+        Takeover(database, runs, transcripts, event_log),
         forced_end,
         lease=lease,
         lease_length=settings.chat_lease,
-        held=lambda: engine.held,
+        attempts=settings.chat_turn_attempts,
     )
     watch = Watch(database, runs, claims=lambda: engine.claims, interrupt=engine.interrupt)
 
@@ -261,13 +269,15 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         runner=runner,
         database=database,
         engine=engine,
+        lease=lease,
+        recorder=recorder,
         connections=connections,
         followers=followers,
         conversation_watch=conversation_watch,
         pruning=pruning,
         keys=keys,
     )
-    background = Background(lease, recovery, recorder, watch, erasure)
+    background = Background(recovery, watch, erasure)
     return service, background
 
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
-from app.ids import ConversationId, MessageId, TurnId, WorkerId
+from app.ids import ConversationId, MessageId, TurnId
 
 
 class RunStatus(StrEnum):
@@ -34,6 +34,13 @@ class IncompleteReason(StrEnum):
     CONTENT_FILTER = "content_filter"
     REQUEST_LIMIT = "request_limit"
     TIME_LIMIT = "time_limit"
+
+
+class RestartReason(StrEnum):
+    """Why a turn was begun again: its process died, or handed it over while shutting down."""
+
+    WORKER_LOST = "worker_lost"
+    SHUTDOWN = "shutdown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class BegunTurn:
-    """A turn whose begin is committed, with what its execution needs to know of the run."""
+    """A turn whose begin is committed, with what its execution needs to know of the run.
+
+    `restarted` stands with an attempt after the first: why there is one. `started_at` is when this
+    attempt began, `last_seq` that of the last event that earlier attempts have shown.
+    """
 
     claim: Claim
     number: int
@@ -129,8 +140,10 @@ class BegunTurn:
     config: Mapping[str, object]
     request_id: str | None
     trace_id: str | None
-    worker_id: WorkerId
     created_at: datetime
+    started_at: datetime
+    last_seq: int = 0
+    restarted: RestartReason | None = None
 
     def as_turn(self) -> Turn:
         """The turn as it stands while it runs."""

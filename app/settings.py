@@ -112,6 +112,9 @@ class Settings(BaseModel):
     chat_lease: Annotated[float, Field(ge=1, le=600)] = Field(
         default=15, description="seconds after which a silent process counts as dead"
     )
+    chat_turn_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=2, description="attempts of a turn whose process died; then it fails as worker_lost"
+    )
     chat_shutdown_grace: Annotated[float, Field(ge=0, le=3600)] = Field(
         default=20, description="seconds that running turns get after SIGTERM"
     )

@@ -11,6 +11,44 @@ from app.messages.message import ConversationMessage
 from app.runs import IncompleteReason, TurnStatus, Usage
 
 
+class StepJournal(Protocol):
+    """What earlier attempts of this step have finished, and where this one notes the same."""
+
+    def find(self, name: str) -> str | None:
+        """The result that was recorded under this name, as it was given."""
+        ...
+
+    async def record(self, name: str, result: str) -> None:
+        """Returns when it is durable, and not before. Raises LostOwnershipError."""
+        ...
+
+
+class NoJournal:
+    """For a step that is not tried again."""
+
+    def find(self, name: str) -> str | None:
+        return None
+
+    async def record(self, name: str, result: str) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """What a tool may know of the call that it serves.
+
+    A call that was cut off by the death of its process is made again with the same
+    `idempotency_key`, which no other call ever has; `call_id` is the model's own name for it.
+    """
+
+    conversation_id: ConversationId
+    turn_id: TurnId
+    user_id: str
+    call_id: str
+    idempotency_key: str
+    attempt: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
     """All that a step may know. Limits are in seconds. `tools`: by name; None: all there are."""
@@ -26,6 +64,7 @@ class StepInput:
     time_limit: float
     first_token_limit: float
     tools: frozenset[str] | None = None
+    journal: StepJournal = field(default_factory=NoJournal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,12 @@
 """Tools for the scripted model to call."""
 
 import asyncio
+import json
 import math
 import time
+from pathlib import Path
+
+from app.steps import ToolContext
 
 
 async def sleep(seconds: float = 5) -> str:
@@ -62,3 +66,20 @@ def block(seconds: float) -> str:
     """Keeps its thread busy, as plain functions may."""
     time.sleep(seconds)
     return "done"
+
+
+def note(context: ToolContext, path: str, seconds: float = 0) -> str:
+    """Leaves a line in a file, which is its side effect, and returns a while later."""
+    line = {"key": context.idempotency_key, "at": time.time(), "call_id": context.call_id}
+    line |= {"user_id": context.user_id, "attempt": context.attempt}
+    line |= {"turn_id": str(context.turn_id), "conversation_id": str(context.conversation_id)}
+    with Path(path).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    time.sleep(seconds)
+    return "noted"
+
+
+async def note_and_fail(context: ToolContext, path: str) -> str:
+    """Leaves a line in a file and fails."""
+    note(context, path)
+    raise RuntimeError("after the effect")

@@ -1,20 +1,21 @@
 """The way of a message: begin, execute, finish. The spine of the service; read it first.
 
 Begin is one statement and finish is another. Between them no connection is held, and a process
-may die at any line: the turn is then found by `engine/recovery.py` and ended.
+may die at any line: the turn is then found by `engine/recovery.py` and begun again elsewhere,
+behind what its journal says was finished.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from app.caller import Caller
 from app.chat.config import ChatWorkflowConfig
 from app.chat.context import Context
 from app.chat.title import title_of
+from app.chat.turn_journal import journal_of
 from app.engine.shield import uninterrupted
 from app.errors import (
     DatabaseUnavailableError,
@@ -24,30 +25,35 @@ from app.errors import (
     StatementDeclinedError,
     TurnInProgressError,
 )
-from app.events.stream_event import ReasoningDelta, StepEvent, TurnEnded, TurnStarted
+from app.events.stream_event import (
+    ReasoningDelta,
+    StepEvent,
+    StreamEvent,
+    TurnEnded,
+    TurnRestarted,
+    TurnStarted,
+)
 from app.ids import ConversationId, TurnId, WorkerId, new_message_id
 from app.messages.codec import encode, hash_of
 from app.messages.message import ConversationMessage, Envelope, JsonObject, Role, Side, Text
 from app.observability.logging import get_logger
 from app.runs import BegunTurn, Claim, Turn, TurnStatus
-from app.steps import StepExecutor, StepResult
+from app.steps import StepExecutor, StepInput, StepResult
 from app.storage.database import Database
 from app.storage.idempotency_store import IdempotencyStore, RequestKey
+from app.storage.journal import Journal
+from app.storage.patience import until_available
 from app.storage.run_state_store import NewTurn, RunStateStore, TurnEnd
 from app.storage.transcript_store import TranscriptStore
 from app.streaming.recorder import Recorder, TurnLog
 from app.wire.paths import Paths
 from app.wire.problem import turn_problem
 
-T = TypeVar("T")
-
 logger = get_logger()
 
 CLAIM_ATTEMPTS = 3
 # Seconds that a client waits for the database to tell whether its turn was begun.
 CLAIM_PATIENCE = 20.0
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +93,7 @@ class ChatTurn:
         runs: RunStateStore,
         transcripts: TranscriptStore,
         keys: IdempotencyStore,
+        journal: Journal,
         executor: StepExecutor,
         recorder: Recorder,
     ) -> None:
@@ -94,6 +101,7 @@ class ChatTurn:
         self._runs = runs
         self._transcripts = transcripts
         self._keys = keys
+        self._journal = journal
         self._context = Context(database, transcripts)
         self._executor = executor
         self._recorder = recorder
@@ -198,7 +206,7 @@ class ChatTurn:
         """Runs the step, tells of it in the log, and commits how it ended.
 
         A cancelled task ends its turn only if a user asked for that. Else the turn was erased or
-        taken, or is left to recovery because this process is shutting down.
+        taken, or is handed over because this process shuts down or has lost its right to run turns.
         """
         log = self._recorder.open(begun)
         try:
@@ -220,8 +228,8 @@ class ChatTurn:
 
     async def _run(self, begun: BegunTurn, log: TurnLog) -> _Ran:
         prompt = _prompt_of(begun)
-        await log.append(TurnStarted(begun.as_turn(), prompt))
-        step = await until_available(lambda: self._context.step_for(begun, prompt))
+        await log.append(_first_event(begun, prompt))
+        step = await until_available(lambda: self._step_of(begun, prompt))
         shows_reasoning = ChatWorkflowConfig.from_snapshot(begun.config).reasoning == "shown"
         first_token_at, after_cancel = None, list[StepEvent]()
         async with aclosing(self._executor.run_stream(step)) as stream:
@@ -240,6 +248,10 @@ class ChatTurn:
                     # It came while we waited for the log: the executor has to know of it.
                     item = await stream.athrow(error)
         return _Ran(item, first_token_at, after_cancel)
+
+    async def _step_of(self, begun: BegunTurn, prompt: ConversationMessage) -> StepInput:
+        step = await self._context.step_for(begun, prompt)
+        return replace(step, journal=await journal_of(self._database, self._journal, begun))
 
     async def _was_asked_for(self, begun: BegunTurn) -> bool:
         async def read() -> bool:
@@ -284,6 +296,13 @@ class ChatTurn:
             if await self._transcripts.ended_at(driver, claim.turn_id) == end.turn.completed_at:
                 return
         raise LostOwnershipError
+
+
+def _first_event(begun: BegunTurn, prompt: ConversationMessage) -> StreamEvent:
+    """Of this attempt: what others have shown of the turn stays, and is told to be void."""
+    if begun.restarted is None or begun.last_seq == 0:
+        return TurnStarted(begun.as_turn(), prompt)
+    return TurnRestarted(begun.attempt, begun.restarted)
 
 
 def _is_cancelled() -> bool:
@@ -349,15 +368,3 @@ def _ids(begun: BegunTurn) -> dict[str, str | int | None]:
         "turn_number": begun.number,
         "request_id": begun.request_id,
     }
-
-
-async def until_available(work: Callable[[], Awaitable[T]]) -> T:
-    """Tries again while the database is away, with pauses that grow to five seconds."""
-    pause = FIRST_PAUSE
-    while True:
-        try:
-            return await work()
-        except DatabaseUnavailableError:
-            logger.warning("database_unavailable", retry_in_s=pause)
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, LONGEST_PAUSE)

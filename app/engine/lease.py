@@ -14,6 +14,9 @@ from app.storage.worker_store import WorkerStore
 
 logger = get_logger()
 
+# Of a third of the lease: the pause before a failed renewal is tried again.
+RETRY = 1 / 5
+
 
 class Lease:
     """Renewed every third of its length, on a connection of its own.
@@ -32,6 +35,8 @@ class Lease:
         self._renewed_at = time.monotonic()
         self._worker_id = new_worker_id()
         self._is_held = False
+        self._refused = asyncio.Event()
+        self._is_over = False
 
     @property
     def worker_id(self) -> WorkerId:
@@ -54,41 +59,70 @@ class Lease:
         self._is_held = time.monotonic() - started < self._patience
 
     async def keep(self, on_loss: Callable[[], Awaitable[None]]) -> None:
-        """Renews for ever; calls `on_loss` when the right is lost, then begins as a new worker."""
+        """Renews until the release; calls `on_loss` when the right is lost, then begins anew.
+
+        Only the clock of this process decides when that is: renewing may hang for longer.
+        """
+        while not self._is_over:
+            async with asyncio.TaskGroup() as group:
+                renewing = group.create_task(self._renew())
+                await self._until_lost()
+                renewing.cancel()
+                if self._is_held:
+                    logger.error("lease_lost", worker_id=str(self._worker_id))
+                    self._is_held = False
+                    await on_loss()
+            if not self._is_over:
+                await self._begin_anew()
+
+    async def release(self) -> None:
+        """Says that nothing runs here any more; what was left may be taken at once. Final."""
+        self._is_over, self._is_held = True, False
+        self._refused.set()
+        await self._release(self._worker_id)
+
+    async def _until_lost(self) -> None:
+        while self._is_held and (left := self._left()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._refused.wait()
+                    return
+
+    def _left(self) -> float:
+        """Seconds for which turns may still run."""
+        return self._renewed_at + self._patience - time.monotonic()
+
+    async def _renew(self) -> None:
         while True:
             with suppress(DatabaseUnavailableError, TimeoutError):
                 async with self._database.statement() as driver:
                     await self._renew_on(driver)
-            if time.monotonic() - self._renewed_at >= self._patience:
-                await self._begin_anew(on_loss)
-            await asyncio.sleep(self._renewal / 5)
-
-    async def release(self) -> None:
-        """Says that nothing runs here any more; what was left may be taken at once."""
-        with suppress(DatabaseUnavailableError):
-            async with self._database.statement() as driver:
-                await self._workers.release(driver, self._worker_id)
+                return
+            await asyncio.sleep(self._renewal * RETRY)
 
     async def _renew_on(self, driver: Driver) -> None:
         """Returns when the right is lost; raises when the connection is, or does not answer."""
-        while True:
+        while self._left() > 0:  # else this process was frozen
             started = time.monotonic()
-            if started - self._renewed_at >= self._patience:  # this process was frozen
-                return
             async with asyncio.timeout(self._renewal):
                 renewed = await self._workers.renew(driver, self._worker_id, self._length)
             if not renewed:
-                self._renewed_at = started - self._patience
-                return
+                break
             self._renewed_at = started
             await asyncio.sleep(self._renewal)
+        self._refused.set()
 
-    async def _begin_anew(self, on_loss: Callable[[], Awaitable[None]]) -> None:
-        """The old id is never used again, and the new one not before it is registered."""
-        if self._is_held:
-            logger.error("lease_lost", worker_id=str(self._worker_id))
-            self._is_held = False
-            await on_loss()
-        self._worker_id = new_worker_id()
+    async def _begin_anew(self) -> None:
+        """As another worker. What ran under the old id was stopped, and may be taken at once."""
+        old, self._worker_id = self._worker_id, new_worker_id()
+        self._refused.clear()
         with suppress(DatabaseUnavailableError):
             await self.register()
+            await self._release(old)
+        if not self._is_held:
+            await asyncio.sleep(self._renewal * RETRY)
+
+    async def _release(self, worker_id: WorkerId) -> None:
+        with suppress(DatabaseUnavailableError):
+            async with self._database.statement() as driver:
+                await self._workers.release(driver, worker_id)

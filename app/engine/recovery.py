@@ -1,26 +1,31 @@
-"""Finds turns whose worker is gone and ends them, so that their conversations can go on."""
+"""Finds turns that nobody runs any more and sees to it that they end: begun again, or by force."""
 
 import asyncio
 import random
 import time
-from collections.abc import Callable
 from datetime import timedelta
 
 from app.engine.forced_end import ForcedEnd
 from app.engine.lease import Lease
-from app.errors import DatabaseUnavailableError
-from app.ids import TurnId
-from app.storage.database import Database, Driver
-from app.storage.run_state_store import RunningTurn, RunStateStore
+from app.engine.local import LocalEngine
+from app.engine.takeover import Takeover
+from app.errors import DatabaseUnavailableError, DrainingError, OverloadedError
+from app.observability.logging import get_logger
+from app.storage.database import Database
+from app.storage.run_state_store import Orphan, RunStateStore
 from app.storage.worker_store import WorkerStore
 
-INTERVAL = 3.0
+logger = get_logger()
+
+# Seconds between two sweeps: a turn that was handed over is to go on within two.
+INTERVAL = 1.0
 BATCH = 100
+TIDYING = 60.0
 KEEP_DEAD_WORKERS = timedelta(days=1)
 
 
 class Recovery:
-    """Sweeps at the start and then every three seconds, give or take a fifth.
+    """Sweeps at the start and then every second, give or take a fifth.
 
     After the database was away nobody could renew: expired leases, unlike released ones, are left
     alone until everyone has had one lease length to do so.
@@ -31,56 +36,98 @@ class Recovery:
         database: Database,
         runs: RunStateStore,
         workers: WorkerStore,
+        engine: LocalEngine,
+        takeover: Takeover,
         forced_end: ForcedEnd,
         *,
         lease: Lease,
         lease_length: float,
-        held: Callable[[], frozenset[TurnId]],
+        attempts: int,
     ) -> None:
+        """`lease_length` in seconds; `attempts`: how many a turn has whose processes die."""
         self._database = database
         self._runs = runs
         self._workers = workers
+        self._engine = engine
+        self._takeover = takeover
         self._forced_end = forced_end
         self._lease = lease
         self._length = lease_length
-        self._held = held
+        self._attempts = attempts
         self._last_error = float("-inf")
+        self._tidied_at = float("-inf")
 
     async def keep_sweeping(self) -> None:
         while True:
             try:
                 await self.sweep()
+                await self._tidy()
             except DatabaseUnavailableError:
                 self._last_error = time.monotonic()
             await asyncio.sleep(INTERVAL * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
 
     async def sweep(self) -> int:
-        """Ends the orphaned turns that there are now; returns how many.
+        """Begins again, or ends, the orphaned turns that there are now; returns how many.
 
-        Any number of processes may do so at once: the fence lets only one end a turn.
+        Any number of processes may do so at once: the fence lets only one have a turn.
         """
+        if self._engine.is_draining:
+            return 0
+        return sum([await self._recover(orphan) for orphan in await self._orphans()])
+
+    async def _orphans(self) -> list[Orphan]:
         async with self._database.statement() as driver:
-            orphans = await self._orphans(driver)
-            await self._workers.forget_dead(driver, keep=KEEP_DEAD_WORKERS)
-        return sum([await self._end(orphan) for orphan in orphans])
+            found = await self._runs.orphans(
+                driver,
+                worker_id=self._lease.worker_id,
+                held=list(self._engine.held),
+                expired_too=time.monotonic() - self._last_error >= self._length,
+                lease=timedelta(seconds=self._length),
+                limit=BATCH,
+            )
+        # A claim of ours may have been committed between the two looks; it is held by now. And one
+        # that is slow to stop is not begun beside itself.
+        held = self._engine.held
+        return [orphan for orphan in found if orphan.running.turn.id not in held]
 
-    async def _end(self, orphan: RunningTurn) -> bool:
-        if orphan.cancel_requested:
-            return await self._forced_end.cancel(orphan.claim, orphan.turn)
-        return await self._forced_end.lose(orphan.claim, orphan.turn)
-
-    async def _orphans(self, driver: Driver) -> list[RunningTurn]:
-        found = await self._runs.orphans(
-            driver,
-            worker_id=self._lease.worker_id,
-            held=list(self._held()),
-            expired_too=await self._everyone_could_renew(driver),
-            limit=BATCH,
-        )
-        # A claim of ours may have been committed between the two looks; it is held by now.
-        return [orphan for orphan in found if orphan.claim.turn_id not in self._held()]
-
-    async def _everyone_could_renew(self, driver: Driver) -> bool:
-        if time.monotonic() - self._last_error < self._length:
+    async def _recover(self, orphan: Orphan) -> bool:
+        claim, turn = orphan.running.claim, orphan.running.turn
+        try:
+            if orphan.running.cancel_requested:
+                return await self._forced_end.cancel(claim, turn)
+            if orphan.deaths >= self._attempts:
+                return await self._forced_end.lose(claim, turn)
+            return await self._begin_again(orphan)
+        except DatabaseUnavailableError:
+            raise
+        except Exception:
+            # One that this release cannot read must not keep the others from going on.
+            logger.exception("turn_not_recovered", turn_id=str(turn.id))
             return False
-        return not await self._workers.database_started(driver, timedelta(seconds=self._length))
+
+    async def _begin_again(self, orphan: Orphan) -> bool:
+        turn_id = orphan.running.turn.id
+        try:
+            with self._engine.claiming(turn_id) as worker_id:
+                begun = await self._takeover.take(orphan, worker_id)
+                if begun is None:
+                    return False
+                self._engine.start(begun)
+        except (DrainingError, OverloadedError):
+            # It stays for another process, or for when there is room here.
+            return False
+        logger.warning(
+            "turn_restarted",
+            turn_id=str(turn_id),
+            attempt=begun.attempt,
+            deaths=orphan.deaths,
+            reason=orphan.reason.value,
+        )
+        return True
+
+    async def _tidy(self) -> None:
+        if time.monotonic() - self._tidied_at < TIDYING:
+            return
+        async with self._database.statement() as driver:
+            await self._workers.forget_dead(driver, keep=KEEP_DEAD_WORKERS)
+        self._tidied_at = time.monotonic()

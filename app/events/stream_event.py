@@ -5,13 +5,21 @@ from typing import TypeAlias
 
 from app.ids import MessageId
 from app.messages.message import ConversationMessage, JsonObject, Outcome
-from app.runs import Turn
+from app.runs import RestartReason, Turn
 
 
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
     turn: Turn
     user_message: ConversationMessage
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRestarted:
+    """Another process goes on with the turn: what was shown of it before counts no more."""
+
+    attempt: int
+    reason: RestartReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,6 @@ class TurnEnded:
 StepEvent: TypeAlias = (
     TextDelta | ReasoningDelta | ToolCallStarted | ToolCallCompleted | MessageCompleted
 )
-StreamEvent: TypeAlias = TurnStarted | StepEvent | TurnEnded
+StreamEvent: TypeAlias = TurnStarted | TurnRestarted | StepEvent | TurnEnded
 
 TERMINAL_TYPES = frozenset({"turn.completed", "turn.incomplete", "turn.cancelled", "turn.failed"})

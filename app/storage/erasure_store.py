@@ -9,11 +9,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.caller import Caller
 from app.ids import ConversationId, TurnId
 from app.storage.database import Driver
-from app.storage.tables import events, idempotency_keys, messages, runs, turns
+from app.storage.tables import events, idempotency_keys, journal, messages, runs, turns
 from app.storage.visibility import owned, visible
 
 # Every table that holds a conversation's content, by the column that names the conversation.
-CONTENT_TABLES = (idempotency_keys, turns, messages, events)
+CONTENT_TABLES = (idempotency_keys, turns, messages, events, journal)
 
 _EMPTIED: dict[str, Any] = {
     "title": null(),
@@ -107,6 +107,7 @@ WHERE erased_at IS NOT NULL AND (
     EXISTS (SELECT FROM messages WHERE run_id = runs.id)
     OR EXISTS (SELECT FROM events WHERE run_id = runs.id)
     OR EXISTS (SELECT FROM turns WHERE run_id = runs.id)
+    OR EXISTS (SELECT FROM journal WHERE run_id = runs.id)
     OR EXISTS (SELECT FROM idempotency_keys WHERE run_id = runs.id))
 ORDER BY id LIMIT $1
 """

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -13,7 +13,18 @@ from app.caller import Action, Caller
 from app.errors import ConversationClosedError, NotFoundError, TurnInProgressError
 from app.ids import ConversationId, TurnId, WorkerId
 from app.messages.codec import StoredMessage, decode, dump_json
-from app.runs import ActiveTurn, BegunTurn, Claim, Run, RunStatus, Turn, TurnStatus, Usage
+from app.messages.message import ConversationMessage
+from app.runs import (
+    ActiveTurn,
+    BegunTurn,
+    Claim,
+    RestartReason,
+    Run,
+    RunStatus,
+    Turn,
+    TurnStatus,
+    Usage,
+)
 from app.storage.database import Driver, Row
 from app.storage.idempotency_store import RequestKey
 from app.storage.tables import runs, turns
@@ -73,6 +84,51 @@ class RunningTurn:
     claim: Claim
     turn: Turn
     cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A running turn that nobody runs. `deaths` counts this one too, if it was one."""
+
+    running: RunningTurn
+    deaths: int
+    reason: RestartReason
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """A turn that is ours from now on, but for what the log and the transcript hold of it."""
+
+    claim: Claim
+    number: int
+    attempt: int
+    user_id: str
+    config: Mapping[str, object]
+    request_id: str | None
+    trace_id: str | None
+    created_at: datetime
+    now: datetime
+
+    def begun(
+        self, prompt: ConversationMessage, last_seq: int, restarted: RestartReason
+    ) -> BegunTurn:
+        """As its next attempt, which goes on after that event."""
+        return BegunTurn(
+            claim=self.claim,
+            number=self.number,
+            attempt=self.attempt,
+            user_id=self.user_id,
+            user_message_id=prompt.id,
+            prompt=prompt.content,
+            prompt_metadata=prompt.sent_metadata,
+            config=self.config,
+            request_id=self.request_id,
+            trace_id=self.trace_id,
+            created_at=self.created_at,
+            started_at=self.now,
+            last_seq=last_seq,
+            restarted=restarted,
+        )
 
 
 class RunStateStore:
@@ -300,16 +356,43 @@ class RunStateStore:
         worker_id: WorkerId,
         held: Sequence[TurnId],
         expired_too: bool,
+        lease: timedelta,
         limit: int,
-    ) -> Sequence[RunningTurn]:
+    ) -> Sequence[Orphan]:
         """Running turns whose worker is dead, and our worker's own that nobody here holds.
 
-        `expired_too`: a lease that has run out counts as death, not only one that was released.
+        `expired_too`: a lease that has run out counts as death, not only one that was released;
+        but not within one `lease` of the server's start, before which nobody could renew.
         """
         rows: Sequence[Row] = await driver.fetch(
-            _ORPHANS, worker_id, list(held), expired_too, limit
+            _ORPHANS, worker_id, list(held), expired_too, lease, limit
         )
-        return [_running(row) for row in rows]
+        return [_orphan(row) for row in rows]
+
+    async def take_over(
+        self, driver: Driver, orphan: Orphan, worker_id: WorkerId
+    ) -> TakenOver | None:
+        """Makes the turn ours, as its next attempt. None: it has ended, is cancelled, or is locked.
+
+        What the log holds must be read by a later statement: this one sees an older snapshot.
+        """
+        claim = orphan.running.claim
+        row: Row | None = await driver.fetchrow(
+            _TAKE_OVER, claim.run_id, claim.turn_id, claim.fence, worker_id, orphan.deaths
+        )
+        if row is None:
+            return None
+        return TakenOver(
+            claim=Claim(claim.run_id, claim.turn_id, row["fence"]),
+            number=row["number"],
+            attempt=row["attempt"],
+            user_id=row["user_id"],
+            config=row["config"],
+            request_id=row["request_id"],
+            trace_id=row["trace_id"],
+            created_at=row["created_at"],
+            now=row["now"],
+        )
 
     async def take(self, driver: Driver, claim: Claim) -> tuple[Claim, datetime] | None:
         """Takes a turn from its owner, who can write nothing from then on; None: already ended.
@@ -361,9 +444,14 @@ def _begun(run_id: ConversationId, new: NewTurn, row: Row) -> BegunTurn:
         config=row["config"],
         request_id=new.request_id,
         trace_id=new.trace_id,
-        worker_id=new.worker_id,
         created_at=row["now"],
+        started_at=row["now"],
     )
+
+
+def _orphan(row: Row) -> Orphan:
+    reason = RestartReason.WORKER_LOST if row["died"] else RestartReason.SHUTDOWN
+    return Orphan(_running(row), row["deaths"] + row["died"], reason)
 
 
 def _running(row: Row) -> RunningTurn:
@@ -491,6 +579,8 @@ WITH run AS (
 ), event AS (
     INSERT INTO events (run_id, turn_id, first_seq, last_seq, frames)
     SELECT id, $2, $24, $25, $26 FROM run
+), entry AS (
+    DELETE FROM journal USING run WHERE journal.run_id = run.id AND turn_id = $2
 ), message AS (
     INSERT INTO messages (run_id, seq, id, turn_number, role, status, content, metadata, created_at)
     SELECT run.id, run.last_seq - cardinality($17::uuid[]) + new.place, new.id, run.turn_count,
@@ -503,7 +593,7 @@ SELECT id FROM run
 """
 
 _ORPHANS = """
-SELECT turns.*, runs.fence
+SELECT turns.*, runs.fence, workers.released_at IS NULL AS died
 FROM runs
 JOIN turns ON turns.id = runs.active_turn_id
 LEFT JOIN workers ON workers.id = runs.worker_id
@@ -511,9 +601,26 @@ WHERE runs.worker_id IS NOT NULL AND (
     (runs.worker_id = $1 AND NOT runs.active_turn_id = ANY($2::uuid[]))
     OR (runs.worker_id <> $1 AND (
         workers.id IS NULL OR workers.released_at IS NOT NULL
-        OR ($3 AND workers.alive_until < now()))))
+        OR ($3 AND workers.alive_until < now()
+            AND pg_postmaster_start_time() < now() - $4::interval))))
 ORDER BY runs.id
-LIMIT $4
+LIMIT $5
+"""
+
+_TAKE_OVER = """
+WITH run AS (
+    UPDATE runs SET fence = fence + 1, worker_id = $4
+    WHERE id = (
+        SELECT runs.id FROM runs JOIN turns ON turns.id = active_turn_id
+        WHERE runs.id = $1 AND active_turn_id = $2 AND fence = $3 AND cancel_requested_at IS NULL
+        FOR NO KEY UPDATE OF runs SKIP LOCKED)
+    RETURNING user_id, fence, config
+), turn AS (
+    UPDATE turns SET attempt = attempt + 1, deaths = $5
+    FROM run WHERE turns.id = $2
+    RETURNING number, attempt, request_id, trace_id, created_at
+)
+SELECT run.*, turn.*, clock_timestamp() AS now FROM run, turn
 """
 
 _TAKE = """

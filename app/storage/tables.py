@@ -88,6 +88,7 @@ Index("runs_erased", runs.c.erased_at, postgresql_where=runs.c.erased_at.is_not(
 # A turn: one step of a conversation. Its messages are first_message_seq … last_message_seq, its
 # events 1 … last_seq, which is set when it ends.
 # `in_context`: it ended with something to show, so later turns see it.
+# `deaths`: how many of its attempts ended with the death of their process.
 turns = Table(
     "turns",
     metadata,
@@ -96,6 +97,7 @@ turns = Table(
     Column("number", Integer, nullable=False),
     Column("status", Text, nullable=False),
     Column("attempt", Integer, nullable=False, server_default=text("1")),
+    Column("deaths", Integer, nullable=False, server_default=text("0")),
     Column("first_message_seq", BigInteger, nullable=False),
     Column("last_message_seq", BigInteger, nullable=False),
     Column("last_seq", Integer, nullable=False, server_default=text("0")),
@@ -157,6 +159,18 @@ events = Table(
     Column("frames", Text, nullable=False),
     PrimaryKeyConstraint("run_id", "turn_id", "first_seq"),
     CheckConstraint("first_seq BETWEEN 1 AND last_seq", name="events_seq"),
+)
+
+# A model request or tool call of a running turn that has finished: its next attempt goes on behind
+# it. `result` is JSON text, as the framework gave it. Removed when the turn ends.
+journal = Table(
+    "journal",
+    metadata,
+    Column("run_id", Uuid, ForeignKey("runs.id", ondelete="CASCADE"), nullable=False),
+    Column("turn_id", Uuid, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("result", Text, nullable=False),
+    PrimaryKeyConstraint("run_id", "turn_id", "name"),
 )
 
 # A create or send that its client may safely repeat. `scope` is "create" or the conversation's id.

@@ -13,7 +13,10 @@ class WorkerStore:
         )
 
     async def renew(self, driver: Driver, worker_id: WorkerId, lease: timedelta) -> bool:
-        """False when the worker was released or removed: it must not run anything under this id."""
+        """False when the worker was released, removed or is dead by the database's clock.
+
+        It must not run anything under this id then: its turns may have been taken.
+        """
         row: Row | None = await driver.fetchrow(_RENEW, worker_id, lease)
         return row is not None
 
@@ -25,17 +28,10 @@ class WorkerStore:
         """Removes long dead workers; never one that a run still points to."""
         await driver.execute(_FORGET, keep)
 
-    async def database_started(self, driver: Driver, within: timedelta) -> bool:
-        """Whether the server came up so recently that nobody had the time to renew."""
-        row: Row = await driver.fetchrow(
-            "SELECT pg_postmaster_start_time() > now() - $1::interval AS recent", within
-        )
-        return row["recent"]
-
 
 _RENEW = """
 UPDATE workers SET alive_until = now() + $2
-WHERE id = $1 AND released_at IS NULL
+WHERE id = $1 AND released_at IS NULL AND alive_until > now()
 RETURNING id
 """
 

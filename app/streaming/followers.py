@@ -24,9 +24,10 @@ class Closing(Enum):
 class Feed:
     """The latest committed frames of one turn that runs here. Readers keep their own place."""
 
-    def __init__(self) -> None:
+    def __init__(self, last_seq: int) -> None:
+        """`last_seq`: of the last event that was committed before, by whichever process."""
         self.closing: Closing | None = None
-        self.last_seq = 0
+        self.last_seq = last_seq
         self._frames: deque[Frame] = deque()
         self._size = 0
         self._changed = asyncio.Event()
@@ -81,8 +82,8 @@ class Followers:
     def feed(self, turn_id: TurnId) -> Feed | None:
         return self._feeds.get(turn_id)
 
-    def open(self, turn_id: TurnId) -> Feed:
-        feed = self._feeds.setdefault(turn_id, Feed())
+    def open(self, turn_id: TurnId, last_seq: int = 0) -> Feed:
+        feed = self._feeds.setdefault(turn_id, Feed(last_seq))
         if self._shutting_down.is_set():
             feed.close(Closing.SHUTDOWN)
         return feed
@@ -99,6 +100,12 @@ class Followers:
             feed = self._ended.get(turn_id)
         if feed is not None:
             feed.close(closing)
+
+    def lose(self, turn_id: TurnId, feed: Feed) -> None:
+        """This feed ends; one of a later attempt does not."""
+        if self._feeds.get(turn_id) is feed:
+            del self._feeds[turn_id]
+        feed.close(Closing.LOST)
 
     def shut_down(self) -> None:
         """Every stream that is still open ends with `stream.closing`."""

@@ -7,6 +7,7 @@ every 20 ms, whatever the number of turns.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 from app.errors import DatabaseUnavailableError, LostOwnershipError
@@ -17,7 +18,7 @@ from app.observability.logging import get_logger
 from app.runs import BegunTurn
 from app.storage.database import Database, Driver, LockTimeoutError, data_errors
 from app.storage.event_log import Batch, EventLog
-from app.streaming.followers import Closing, Followers
+from app.streaming.followers import Feed, Followers
 from app.wire.event import Frame, TurnName, render
 from app.wire.paths import Paths
 
@@ -32,16 +33,19 @@ LARGEST_BACKLOG = 1024 * 1024
 
 
 class TurnLog:
-    """The events of one running turn, on their way to the log."""
+    """The events of one attempt of a turn, on their way to the log and then to `feed`."""
 
-    def __init__(self, begun: BegunTurn, paths: Paths, note: Callable[["TurnLog"], None]) -> None:
+    def __init__(
+        self, begun: BegunTurn, paths: Paths, feed: Feed, note: Callable[["TurnLog"], None]
+    ) -> None:
+        self.feed = feed
         self.claim = begun.claim
         self.name = TurnName(begun.claim.run_id, begun.claim.turn_id, begun.number, paths)
         self.error: Exception | None = None
-        self._began_at = begun.created_at
+        self._began_at = begun.started_at
         self._clock_at_begin = time.monotonic()
         self._note = note
-        self._next_seq = 1
+        self._next_seq = begun.last_seq + 1
         self._pending: list[tuple[StreamEvent, datetime]] = []
         self._backlog = 0
         self._in_flight: Batch | None = None
@@ -50,7 +54,7 @@ class TurnLog:
         self.closed = False
 
     def now(self) -> datetime:
-        """The database's time at the begin, and what has passed since."""
+        """The database's time when this attempt began, and what has passed since."""
         return self._began_at + timedelta(seconds=time.monotonic() - self._clock_at_begin)
 
     async def append(self, event: StreamEvent) -> None:
@@ -130,15 +134,23 @@ class Recorder:
         self._paths = paths
         self._waiting: dict[TurnId, TurnLog] = {}
         self._bell = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     def open(self, begun: BegunTurn) -> TurnLog:
-        self._followers.open(begun.claim.turn_id)
-        return TurnLog(begun, self._paths, self._note)
+        feed = self._followers.open(begun.claim.turn_id, begun.last_seq)
+        return TurnLog(begun, self._paths, feed, self._note)
 
     def show_end(self, log: TurnLog, frames: Sequence[Frame]) -> None:
         """Shows the last frames, which were committed with the turn's end."""
-        self._publish(log, frames)
+        log.feed.publish(frames)
         self._followers.ended(log.claim.turn_id)
+
+    async def settle(self, limit: float) -> None:
+        """Until nothing waits for a flush, for `limit` seconds at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                await self._idle.wait()
 
     async def keep_flushing(self) -> None:
         """One connection of its own, one flush at a time."""
@@ -159,6 +171,7 @@ class Recorder:
 
     def _note(self, log: TurnLog) -> None:
         self._waiting[log.claim.turn_id] = log
+        self._idle.clear()
         self._bell.set()
 
     async def _flush(self, driver: Driver) -> None:
@@ -169,6 +182,7 @@ class Recorder:
         self._waiting = {name: log for name, log in self._waiting.items() if log.waits}
         if not self._waiting:
             self._bell.clear()
+            self._idle.set()
 
     async def _write(
         self, driver: Driver, logs: dict[TurnId, TurnLog], batches: Sequence[Batch]
@@ -177,7 +191,7 @@ class Recorder:
         for batch in batches:
             log = logs[batch.claim.turn_id]
             if batch.claim.turn_id in passed:
-                self._show(log)
+                log.feed.publish(log.committed())
             else:
                 await self._write_alone(driver, log, batch)
 
@@ -197,15 +211,7 @@ class Recorder:
             log.give_up(error)
             return
         if ours:
-            self._show(log)
+            log.feed.publish(log.committed())
             return
         log.give_up(LostOwnershipError())
-        self._followers.close(log.claim.turn_id, Closing.LOST)
-
-    def _show(self, log: TurnLog) -> None:
-        self._publish(log, log.committed())
-
-    def _publish(self, log: TurnLog, frames: Sequence[Frame]) -> None:
-        feed = self._followers.feed(log.claim.turn_id)
-        if feed is not None:
-            feed.publish(frames)
+        self._followers.lose(log.claim.turn_id, log.feed)

@@ -110,6 +110,8 @@ class _Reader:
         with suppress(TimeoutError):
             async with asyncio.timeout(POLL):
                 await source.followers.shutting_down.wait()
+        # It may have been taken over by this process meanwhile.
+        self._feed = source.followers.feed(turn.id)
         return self._closed(Closing.SHUTDOWN) if source.followers.shutting_down.is_set() else ()
 
     async def _from_transcript(self) -> Sequence[Frame]:

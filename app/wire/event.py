@@ -16,6 +16,7 @@ from app.events.stream_event import (
     ToolCallCompleted,
     ToolCallStarted,
     TurnEnded,
+    TurnRestarted,
     TurnStarted,
 )
 from app.ids import ConversationId, TurnId
@@ -36,6 +37,9 @@ _HEAD = re.compile(
     r'\{"type":"([a-z._]+)","seq":(\d+|null),"conversation_id":"[^"]+","turn_id":"[^"]+",'
     r'"turn_number":(\d+),'
 )
+
+# Of `turn.started`, which alone stays valid when a turn is begun again.
+FIRST_SEQ = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,8 @@ def type_of(event: StreamEvent) -> str:
     match event:
         case TurnStarted():
             return "turn.started"
+        case TurnRestarted():
+            return "turn.restarted"
         case TextDelta():
             return "text.delta"
         case ReasoningDelta():
@@ -178,6 +184,9 @@ def _payload(event: StreamEvent, turn: TurnName) -> dict[str, Any]:
         case TurnStarted():
             message = message_document(event.user_message, turn.turn_id, turn.number)
             return {"turn": turn_document(event.turn, turn.paths), "user_message": message}
+        case TurnRestarted():
+            restart = {"attempt": event.attempt, "reason": event.reason.value}
+            return {**restart, "discard_after": FIRST_SEQ}
         case TextDelta():
             return {"message_id": str(event.message_id), "delta": event.delta}
         case ReasoningDelta():

@@ -31,6 +31,15 @@ class TurnStartedDocument(_OfATurn):
     rebuilt: NotRequired[Literal[True]]
 
 
+class TurnRestartedDocument(_OfATurn):
+    """Another process goes on with the turn. Drop its events after `discard_after`: all is told anew."""
+
+    type: Literal["turn.restarted"]
+    attempt: int
+    reason: Literal["worker_lost", "shutdown"]
+    discard_after: int
+
+
 class TextDeltaDocument(_OfATurn):
     """The next piece of an assistant message."""
 
@@ -129,6 +138,7 @@ class StreamClosingDocument(TypedDict):
 
 EventDocument: TypeAlias = (
     TurnStartedDocument
+    | TurnRestartedDocument
     | TextDeltaDocument
     | ReasoningDeltaDocument
     | ToolCallStartedDocument

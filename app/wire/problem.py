@@ -164,7 +164,7 @@ KINDS: Mapping[type[ChatWorkflowError], Kind] = {
         502,
         "worker_lost",
         "The worker was lost",
-        "The process that ran this turn stopped before its end.",
+        "The process that ran this turn stopped before its end, as did those that tried again.",
         retryable=True,
     ),
     ModelRateLimitedError: Kind(

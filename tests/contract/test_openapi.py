@@ -12,9 +12,11 @@ import jsonschema_rs
 import pytest
 
 from app.api.application import described
+from app.bootstrap import Service
 from app.cli import dump_openapi
 from tests.api.test_conversations import create
 from tests.api.test_follow import follow
+from tests.api.test_restarts import interrupted
 from tests.api.test_streams import stream
 from tests.scripted_model import CallTool, Reply, ScriptedModel, Think
 
@@ -84,7 +86,7 @@ def test_every_problem_of_the_document_is_documented() -> None:
 
 @pytest.mark.parametrize("after", [None, "1-3"])
 async def test_every_event_of_a_stream_is_as_it_is_described(
-    live: httpx.AsyncClient, model: ScriptedModel, after: str | None
+    live: httpx.AsyncClient, service: Service, model: ScriptedModel, after: str | None
 ) -> None:
     event, block = validator(schema("Event")), validator(schema("ServerSentEvent"))
     conversation = await create(live, config={"reasoning": "shown"})
@@ -96,6 +98,8 @@ async def test_every_event_of_a_stream_is_as_it_is_described(
     )
     found = [*await stream(live, conversation), *await stream(live, conversation)]
     found += await stream(live, conversation)
+    _, restarted = await interrupted(live, service, model, ["half"])
+    found += await restarted
     following = follow(live, conversation, after or found[0].id)
     await asyncio.sleep(0.2)
     await live.patch(f"/v1/conversations/{conversation}", json={"title": "changed"})
@@ -106,7 +110,7 @@ async def test_every_event_of_a_stream_is_as_it_is_described(
     assert {each.type for each in found} == {
         *("turn.started", "reasoning.delta", "text.delta", "message.completed"),
         *("tool_call.started", "tool_call.completed", "turn.completed", "turn.incomplete"),
-        *("turn.failed", "conversation.updated", "stream.closing"),
+        *("turn.failed", "turn.restarted", "conversation.updated", "stream.closing"),
     }
     for each in found:
         assert list(event.iter_errors(each.data)) == [], each.type

@@ -100,5 +100,5 @@ async def test_nothing_is_sampled_of_what_people_write(database: Database) -> No
         )
     assert {row["name"] for row in rows} == {
         *("runs.title", "runs.metadata", "runs.config", "turns.error"),
-        *("messages.content", "messages.metadata", "events.frames"),
+        *("messages.content", "messages.metadata", "events.frames", "journal.result"),
     }

@@ -21,8 +21,15 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.toolsets import AbstractToolset
 
-from app.errors import ModelError, ModelRateLimitedError, ModelTimeoutError, StepError
+from app.errors import (
+    LostOwnershipError,
+    ModelError,
+    ModelRateLimitedError,
+    ModelTimeoutError,
+    StepError,
+)
 from app.events.stream_event import StepEvent
+from app.frameworks.pydantic_ai.journal import Journalled
 from app.frameworks.pydantic_ai.messages import is_count, to_conversation, to_model
 from app.frameworks.pydantic_ai.models import BuiltModel, Models
 from app.frameworks.pydantic_ai.stream import EventMapper
@@ -49,7 +56,7 @@ _TRANSIENT = (
 
 
 @dataclass
-class RetryBeforeFirstEvent(AbstractCapability[object]):
+class RetryBeforeFirstEvent(AbstractCapability[StepInput]):
     """Tries a failed request again, `more` times at most, and never after something was shown.
 
     A provider that asks for more than two seconds is not waited for: its wish is passed on.
@@ -59,7 +66,7 @@ class RetryBeforeFirstEvent(AbstractCapability[object]):
 
     async def on_model_request_error(
         self,
-        ctx: RunContext[object],
+        ctx: RunContext[StepInput],
         *,
         request_context: ModelRequestContext,
         error: Exception,
@@ -76,18 +83,10 @@ class RetryBeforeFirstEvent(AbstractCapability[object]):
 
 
 class PydanticAIAgent:
-    """One agent for every turn; what differs between turns is given to each run."""
-
     def __init__(self, models: Models, *, retries: int, tools: GuardedToolset | None) -> None:
         self._models = models
         self._tools = tools
-        # None is allowed: an empty answer is judged here, not asked for again by the framework.
-        output: Any = str | None
-        self._agent: Agent[object, str | None] = Agent(
-            output_type=output,
-            retries={"output": 0, "tools": 1},
-            capabilities=[RetryBeforeFirstEvent(retries)],
-        )
+        self._retries = retries
 
     async def stream(self, step: StepInput) -> AsyncGenerator[StepOutput]:
         """Yields events and, last, a StepResult. Cancelling the task yields a CANCELLED result."""
@@ -97,7 +96,7 @@ class PydanticAIAgent:
             yield StepResult(status=TurnStatus.FAILED, error=error)
             return
         tools = [] if self._tools is None else [self._tools.only(step.tools)]
-        run = _Run(self._agent, built, step, tools)
+        run = _Run(built, step, tools, retries=self._retries)
         task = asyncio.create_task(run.execute(), name=f"agent {step.turn_id}")
         try:
             try:
@@ -120,21 +119,23 @@ async def _stop(task: asyncio.Task[None]) -> None:
 
 
 class _Run:
-    """One run of the agent. `events` ends with None."""
+    """One run of an agent of its own, which is bound to the step's journal. `events` ends with None."""
 
     def __init__(
         self,
-        agent: Agent[object, str | None],
         built: BuiltModel,
         step: StepInput,
-        tools: Sequence[AbstractToolset[object]],
+        tools: Sequence[AbstractToolset[StepInput]],
+        *,
+        retries: int,
     ) -> None:
         self.events: asyncio.Queue[StepEvent | None] = asyncio.Queue(BUFFER)
-        self._agent = agent
         self._built = built
         self._step = step
         self._tools = tools
-        self._mapper = EventMapper()
+        self._retries = retries
+        self._journalled = Journalled(step.journal, self._handle)
+        self._mapper = EventMapper(self._journalled.is_replayed)
         self._usage = RunUsage()
         self._messages: list[ModelMessage] = []
         self._failure: BaseException | None = None
@@ -149,7 +150,7 @@ class _Run:
             self._failure = error
             if self.stopped:
                 raise
-        except (ex.AgentRunError, ex.UserError, ExceptionGroup) as error:
+        except (ex.AgentRunError, ex.UserError, ExceptionGroup, LostOwnershipError) as error:
             self._failure = error
         except Exception as error:
             # A provider may send anything, and its client may raise anything over it.
@@ -159,18 +160,31 @@ class _Run:
 
     async def _run_agent(self) -> None:
         step = self._step
-        await self._agent.run(
+        await self._agent().run(
             step.prompt.content,
-            model=self._built.model,
+            deps=step,
             message_history=resumable(to_model(step.history)),
             instructions=step.instructions,
-            toolsets=self._tools,
-            event_stream_handler=self._handle,
+            event_stream_handler=None if self._tools else self._handle,
             model_settings=_settings(step),
             timeout=step.time_limit,
             usage=self._usage,
             run_id=self._run_id,
             conversation_id=str(step.conversation_id),
+        )
+
+    def _agent(self) -> Agent[StepInput, str | None]:
+        """With tools there may be more than one request, and finished ones are journalled."""
+        # None is allowed: an empty answer is judged here, not asked for again by the framework.
+        output: Any = str | None
+        retrying = RetryBeforeFirstEvent(self._retries)
+        return Agent(
+            self._built.model,
+            deps_type=StepInput,
+            output_type=output,
+            retries={"output": 0, "tools": 1},
+            toolsets=self._tools,
+            capabilities=[retrying, self._journalled] if self._tools else [retrying],
         )
 
     def left_over(self) -> Sequence[StepEvent]:
@@ -205,7 +219,7 @@ class _Run:
         return _judged(result)
 
     async def _handle(
-        self, ctx: RunContext[object], stream: AsyncIterable[AgentStreamEvent]
+        self, ctx: RunContext[StepInput], stream: AsyncIterable[AgentStreamEvent]
     ) -> None:
         for event in self._mapper.announce(self._own(ctx.messages)):
             await self.events.put(event)
@@ -231,15 +245,17 @@ class _Run:
 
     def _counted(self) -> Usage:
         usage = self._usage
+        # What an earlier attempt was asked for and did not live to count is missing.
+        estimated = self._failure is not None or self._step.attempt > 1
         if not self._built.counts_tokens or usage.total_tokens == 0:
-            return Usage(estimated=self._failure is not None and usage.requests > 0)
+            return Usage(estimated=estimated and usage.requests > 0)
         return Usage(
             input_tokens=_count(usage.input_tokens),
             output_tokens=_count(usage.output_tokens),
             cache_read_tokens=_count(usage.cache_read_tokens) or None,
             reasoning_tokens=_count(usage.output_reasoning_tokens) or None,
             cost=usage.cost,
-            estimated=self._failure is not None,
+            estimated=estimated,
         )
 
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from pydantic_ai.messages import (
@@ -41,7 +41,9 @@ from app.messages.text_policy import storable, storable_json
 class EventMapper:
     """Follows one agent run. Knows under which ids assistant messages were shown, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_replayed: Callable[[str], bool] = lambda _: False) -> None:
+        """`is_replayed`: whether this tool call was made by an earlier attempt."""
+        self._is_replayed = is_replayed
         self.assistant_ids: list[MessageId] = []
         self._open: MessageId | None = None
         self._announced_responses = 0
@@ -138,7 +140,8 @@ class EventMapper:
         result = message.tool_result
         started = self._started.pop(event.tool_call_id, None)
         if result is not None and started is not None:
-            yield ToolCallCompleted(result.call_id, result.outcome, result.content, _since(started))
+            duration = None if self._is_replayed(event.tool_call_id) else _since(started)
+            yield ToolCallCompleted(result.call_id, result.outcome, result.content, duration)
 
 
 def _since(started: float) -> int:

@@ -3,8 +3,8 @@
 import asyncio
 import importlib
 import inspect
+import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from pydantic_ai import RunContext
@@ -16,19 +16,22 @@ from pydantic_ai.exceptions import (
     ToolFailed,
     UserError,
 )
-from pydantic_ai.messages import BinaryContent
-from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool, WrapperToolset
+from pydantic_ai.messages import MULTI_MODAL_CONTENT_TYPES, ToolReturn
+from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool
 from pydantic_core import to_json
 
 from app.errors import ConfigurationError
+from app.frameworks.pydantic_ai.tool_context import with_tool_context
 from app.messages.text_policy import storable_json
 from app.observability.logging import get_logger
+from app.steps import StepInput
 
 logger = get_logger()
 
 LARGEST_RESULT = 200_000
 CUT = "\n[cut: {shown} of {whole} characters]"
 
+_FILES = (*MULTI_MODAL_CONTENT_TYPES, ToolReturn)
 _FOR_THE_FRAMEWORK = (ModelRetry, ToolFailed, CallDeferred, ApprovalRequired, AgentRunError)
 
 
@@ -39,10 +42,9 @@ def load_tools(modules: Sequence[str], *, timeout: float) -> "GuardedToolset":
     """
     functions = [function for module in modules for function in _functions_of(module)]
     try:
-        tools = FunctionToolset[object](functions)
+        return GuardedToolset(functions, seconds=timeout)
     except UserError as error:
         raise ConfigurationError(f"CHAT_TOOLS: {error}") from error
-    return GuardedToolset(tools, timeout, tuple(tools.tools))
 
 
 def _functions_of(name: str) -> list[Callable[..., Any]]:
@@ -62,14 +64,22 @@ def _functions_of(name: str) -> list[Callable[..., Any]]:
     return functions
 
 
-@dataclass
-class GuardedToolset(WrapperToolset[object]):
-    """A limit of `seconds` for each call; what a tool raises never ends the turn by itself."""
+class GuardedToolset(FunctionToolset[StepInput]):
+    """A limit of `seconds` for each call; what a tool raises never ends the turn by itself.
 
-    seconds: float
-    names: tuple[str, ...]
+    The guard lies inside the journal's operation: that a tool has failed is known to the next
+    attempt too.
+    """
 
-    def only(self, names: Collection[str] | None) -> AbstractToolset[object]:
+    def __init__(self, functions: Sequence[Callable[..., Any]], *, seconds: float) -> None:
+        super().__init__([with_tool_context(each) for each in functions], id="functions")
+        self._seconds = seconds
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.tools)
+
+    def only(self, names: Collection[str] | None) -> AbstractToolset[StepInput]:
         """Those of these names; None: all."""
         if names is None:
             return self
@@ -79,11 +89,11 @@ class GuardedToolset(WrapperToolset[object]):
         self,
         name: str,
         tool_args: dict[str, Any],
-        ctx: RunContext[object],
-        tool: ToolsetTool[object],
+        ctx: RunContext[StepInput],
+        tool: ToolsetTool[StepInput],
     ) -> Any:
         try:
-            async with asyncio.timeout(self.seconds):
+            async with asyncio.timeout(self._seconds):
                 result = await super().call_tool(name, tool_args, ctx, tool)
             return _sendable(result)
         except _FOR_THE_FRAMEWORK:
@@ -110,16 +120,25 @@ def _is_cancelled() -> bool:
 
 
 def _sendable(result: Any) -> Any:
-    """What the framework can turn into JSON for the model; raises PydanticSerializationError.
+    """Text, JSON or a file, as journal and model take it; raises PydanticSerializationError.
 
     A result of more than LARGEST_RESULT characters is cut there, and says so at its end.
     """
     sendable: Any = result
     if isinstance(result, str | dict | list | tuple):
         sendable = storable_json(cast("object", result))
+    if _has_files(sendable):
+        return sendable
     text = sendable
     if not isinstance(sendable, str):
         text = to_json(sendable, inf_nan_mode="null", bytes_mode="base64").decode()
-    if len(text) <= LARGEST_RESULT or isinstance(sendable, BinaryContent):
+        sendable = json.loads(text)
+    if len(text) <= LARGEST_RESULT:
         return sendable
     return text[:LARGEST_RESULT] + CUT.format(shown=LARGEST_RESULT, whole=len(text))
+
+
+def _has_files(result: Any) -> bool:
+    """Pictures and the like, which the framework knows how to send and to keep."""
+    items = cast("Sequence[object]", result) if isinstance(result, list | tuple) else (result,)
+    return any(isinstance(item, _FILES) for item in items)
