@@ -210,6 +210,8 @@ async def _stream(
     if not talk.done():
         request.aborted = True
         talk.cancel()
+        await asyncio.wait([watch, talk])
+        watch.exception()  # a reset connection, when the service was killed
         return False
     watch.cancel()
     await asyncio.wait([watch])
