@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol, TypeAlias
 
 from app.errors import StepError
@@ -51,11 +52,15 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """All that a step may know. Limits are in seconds. `tools`: by name; None: all there are."""
+    """All that a step may know. Limits are in seconds. `tools`: by name; None: all there are.
+
+    `now` is the time by the database's clock, when the step is handed over.
+    """
 
     conversation_id: ConversationId
     turn_id: TurnId
     attempt: int
+    now: datetime
     user_id: str
     prompt: ConversationMessage
     history: tuple[ConversationMessage, ...]

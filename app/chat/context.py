@@ -1,5 +1,8 @@
 """What the model is shown of the past: whole turns, oldest first, the last so many."""
 
+from collections.abc import Callable
+from datetime import datetime
+
 from app.chat.config import ChatWorkflowConfig
 from app.messages.message import ConversationMessage
 from app.runs import BegunTurn
@@ -13,8 +16,10 @@ class Context:
         self._database = database
         self._transcripts = transcripts
 
-    async def step_for(self, begun: BegunTurn, prompt: ConversationMessage) -> StepInput:
-        """One short read; no connection is held when it returns."""
+    async def step_for(
+        self, begun: BegunTurn, prompt: ConversationMessage, clock: Callable[[], datetime]
+    ) -> StepInput:
+        """One short read; no connection is held when it returns. `clock` goes by the database's."""
         config = ChatWorkflowConfig.from_snapshot(begun.config)
         async with self._database.statement() as driver:
             history = await self._transcripts.load_recent_turns(
@@ -24,6 +29,7 @@ class Context:
             conversation_id=begun.claim.run_id,
             turn_id=begun.claim.turn_id,
             attempt=begun.attempt,
+            now=clock(),
             user_id=begun.user_id,
             prompt=prompt,
             history=tuple(history),

@@ -229,7 +229,7 @@ class ChatTurn:
     async def _run(self, begun: BegunTurn, log: TurnLog) -> _Ran:
         prompt = _prompt_of(begun)
         await log.append(_first_event(begun, prompt))
-        step = await until_available(lambda: self._step_of(begun, prompt))
+        step = await until_available(lambda: self._step_of(begun, prompt, log))
         shows_reasoning = ChatWorkflowConfig.from_snapshot(begun.config).reasoning == "shown"
         first_token_at, after_cancel = None, list[StepEvent]()
         async with aclosing(self._executor.run_stream(step)) as stream:
@@ -249,9 +249,11 @@ class ChatTurn:
                     item = await stream.athrow(error)
         return _Ran(item, first_token_at, after_cancel)
 
-    async def _step_of(self, begun: BegunTurn, prompt: ConversationMessage) -> StepInput:
-        step = await self._context.step_for(begun, prompt)
-        return replace(step, journal=await journal_of(self._database, self._journal, begun))
+    async def _step_of(
+        self, begun: BegunTurn, prompt: ConversationMessage, log: TurnLog
+    ) -> StepInput:
+        journal = await journal_of(self._database, self._journal, begun)
+        return replace(await self._context.step_for(begun, prompt, log.now), journal=journal)
 
     async def _was_asked_for(self, begun: BegunTurn) -> bool:
         async def read() -> bool:

@@ -89,6 +89,7 @@ def _step() -> StepInput:
         conversation_id=new_conversation_id(),
         turn_id=new_turn_id(),
         attempt=1,
+        now=datetime(2026, 1, 1, tzinfo=UTC),
         user_id="local",
         prompt=prompt,
         history=(),

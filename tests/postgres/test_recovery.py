@@ -55,9 +55,9 @@ class Replica:
     ) -> None:
         """With a length of 0 nobody is given time after the database's start."""
         self.handler = Holding()
-        forced_end = ForcedEnd(database, runs, transcripts, event_log, Paths())
+        self.forced_end = ForcedEnd(database, runs, transcripts, event_log, Paths())
         self.engine = LocalEngine(
-            self.handler, lease, forced_end, max_turns=max_turns, on_end=lambda _: None
+            self.handler, lease, self.forced_end, max_turns=max_turns, on_end=lambda _: None
         )
         self.recovery = Recovery(
             database,
@@ -65,7 +65,7 @@ class Replica:
             workers,
             self.engine,
             Takeover(database, runs, transcripts, event_log),
-            forced_end,
+            self.forced_end,
             lease=lease,
             lease_length=length,
             attempts=attempts,

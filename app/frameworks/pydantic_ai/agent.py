@@ -29,6 +29,7 @@ from app.errors import (
     StepError,
 )
 from app.events.stream_event import StepEvent
+from app.frameworks.pydantic_ai.clock import shifted, skew
 from app.frameworks.pydantic_ai.journal import Journalled
 from app.frameworks.pydantic_ai.messages import is_count, to_conversation, to_model
 from app.frameworks.pydantic_ai.models import BuiltModel, Models
@@ -134,6 +135,7 @@ class _Run:
         self._step = step
         self._tools = tools
         self._retries = retries
+        self._skew = skew(step.now)
         self._journalled = Journalled(step.journal, self._handle)
         self._mapper = EventMapper(self._journalled.is_replayed)
         self._usage = RunUsage()
@@ -232,7 +234,8 @@ class _Run:
         return f"{self._step.turn_id}/{self._step.attempt}"
 
     def _own(self, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
-        return [message for message in messages if message.run_id == self._run_id]
+        own = [message for message in messages if message.run_id == self._run_id]
+        return [shifted(message, self._skew) for message in own]
 
     def _new_messages(self) -> list[ModelMessage]:
         """What this run added, but the prompt, which was stored before it began."""
