@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: install serve check test test-all test-process test-browser test-fuzz test-containers \
-  test-histories test-performance test-postgres15 debian-postgres15 debian-chromium bench openapi lock clean
+  test-histories test-chaos test-performance test-postgres15 debian-postgres15 debian-faketime debian-chromium bench openapi lock clean
 
 HAS_WHEEL = $(BIN)/python -c 'import platform as p, sys; \
   sys.exit(not (p.system() == "Darwin" or (p.libc_ver()[0] == "glibc" and p.machine() in ("x86_64", "aarch64"))))'
@@ -57,6 +57,11 @@ test-postgres15: install debian-postgres15
 test-histories: install
 	$(BIN)/pytest tests/unit/frameworks --hypothesis-profile whole --timeout 300
 
+# Two replicas that are killed and frozen at random, three times; and the state machine, at length.
+test-chaos: install debian-faketime
+	$(BIN)/pytest tests/chaos --timeout 400
+	$(BIN)/pytest tests/postgres/test_state_machine.py --hypothesis-profile long
+
 # schemathesis, on the real service, against the description of the API.
 test-fuzz: install
 	$(BIN)/pytest tests/fuzz
@@ -74,10 +79,13 @@ test-browser: install debian-chromium
 	$(BIN)/pytest tests/browser
 
 # Everything that `make test` leaves out; CI runs both.
-test-all: test-process test-browser test-fuzz test-containers test-histories test-performance test-postgres15
+test-all: test-process test-browser test-fuzz test-containers test-histories test-chaos test-performance test-postgres15
 
 debian-postgres15:
 	test -x /usr/lib/postgresql/15/bin/postgres || { apt-get update -q && apt-get install -y -q --no-install-recommends postgresql-15; }
+
+debian-faketime:
+	test -x /usr/bin/faketime || { apt-get update -q && apt-get install -y -q --no-install-recommends faketime; }
 
 debian-chromium:
 	test -x /usr/bin/chromium || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; }

@@ -15,7 +15,7 @@ from app.chat.runner import ChatWorkflowRunner
 from app.chat.turn import ChatTurn
 from app.engine.forced_end import ForcedEnd
 from app.engine.lease import Lease
-from app.engine.local import LocalEngine
+from app.engine.local import STOP_LIMIT, LocalEngine
 from app.engine.recovery import Recovery
 from app.engine.takeover import Takeover
 from app.engine.watch import Watch
@@ -63,6 +63,8 @@ ERASURE_PATIENCE = 1.0
 BEGIN_PAUSE = 1.0
 # Seconds that a shutdown waits for the log of the turns that it hands over.
 SETTLE_LIMIT = 2.0
+# Seconds that turns have to stop when nobody waits for them any more.
+LAST_LIMIT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,10 @@ class Service:
     pruning: Pruning
     keys: Keys
 
-    async def drain(self, grace: float) -> None:
+    async def drain(self, grace: float, *, stop_limit: float = STOP_LIMIT) -> None:
         """Takes no more sends, and lets turns end for `grace` seconds. Those that have not are
         handed over: whoever sweeps next goes on with them. Then every stream is closed."""
-        await self.engine.drain(grace)
+        await self.engine.drain(grace, stop_limit=stop_limit)
         await self.recorder.settle(SETTLE_LIMIT)
         await self.lease.release()
         self.followers.shut_down()
@@ -132,7 +134,7 @@ async def running_service(settings: Settings, database_url: str) -> AsyncGenerat
             try:
                 yield service
             finally:
-                await service.drain(0)
+                await service.drain(0, stop_limit=LAST_LIMIT)
                 work.cancel()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
@@ -71,11 +72,12 @@ def _describe_settings() -> str:
 def serve() -> None:
     """Start the service; with no configuration at all it is complete."""
     settings = _configured()
-    with (
-        _database(settings) as postgres,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
+    with _database(settings) as postgres:
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         runner.run(serve_until_told(settings, postgres.url, postgres.ensure_running))
+    # All is released and handed over. Closing the loop, or leaving as usual, would wait for tools
+    # that do not stop, and a plain function in its thread cannot be stopped.
+    os._exit(0)
 
 
 @app.command()

@@ -37,10 +37,10 @@ class IncompleteReason(StrEnum):
 
 
 class RestartReason(StrEnum):
-    """Why a turn was begun again: its process died, or handed it over while shutting down."""
+    """Why a turn was begun again: its process died, or handed it over and still lives, or did."""
 
     WORKER_LOST = "worker_lost"
-    SHUTDOWN = "shutdown"
+    HANDED_OVER = "handed_over"
 
 
 @dataclass(frozen=True, slots=True)

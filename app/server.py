@@ -39,7 +39,10 @@ class Server(uvicorn.Server):
 
 
 async def serve(settings: Settings, database_url: str, ensure_database: Callable[[], None]) -> None:
-    """Serves until SIGTERM or SIGINT. A second signal stops without waiting for turns."""
+    """Serves until SIGTERM or SIGINT. A second signal stops without waiting for turns.
+
+    A tool may not have stopped when this returns; its turn was handed over.
+    """
     _allow_many_files()
     sockets = [listen(settings)]
     async with running_service(settings, database_url) as service:
@@ -56,6 +59,8 @@ async def serve(settings: Settings, database_url: str, ensure_database: Callable
             await server.serve(sockets)
             shutdown.cancel()
             looking.cancel()
+    if service.engine.held:
+        logger.warning("tools_left_running", turns=len(service.engine.held))
 
 
 def _allow_many_files() -> None:

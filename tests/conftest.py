@@ -24,6 +24,8 @@ from tests.scripted_model import ScriptedModel
 TOOLS = "tests.tools"
 
 hypothesis.settings.register_profile("whole", max_examples=1000)
+# The state machine runs some hundred statements for each example.
+hypothesis.settings.register_profile("long", max_examples=400)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -36,8 +36,9 @@ class Following:
         """The events, each once. Raises TimeoutError after `limit` seconds."""
         async with asyncio.timeout(limit):
             while not self._has_ended:
-                with suppress(httpx.TransportError):
-                    await self._read(random.choice(self.services()))  # noqa: S311 - any will do
+                if services := self.services():
+                    with suppress(httpx.TransportError):
+                        await self._read(random.choice(services))  # noqa: S311 - any will do
                 if not self._has_ended:
                     await asyncio.sleep(PAUSE)
         return self.found

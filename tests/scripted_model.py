@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,6 +127,7 @@ class ScriptedModel:
         self.requests: list[ModelRequest] = []
         self._replies: deque[Reply] = deque()
         self._always: Reply | None = None
+        self._by_request: Callable[[ModelRequest], Reply] | None = None
 
     def will(self, *replies: Reply) -> None:
         """One reply for each of the next requests."""
@@ -139,10 +140,19 @@ class ScriptedModel:
         """The same for every request that has no reply of its own."""
         self._always = reply
 
+    def will_answer(self, answer: Callable[[ModelRequest], Reply]) -> None:
+        """What this says to every request that has no reply of its own."""
+        self._by_request = answer
+
     def forget(self) -> None:
         self.requests.clear()
         self._replies.clear()
-        self._always = None
+        self._always = self._by_request = None
+
+    @property
+    def refused(self) -> list[str]:
+        """Why histories were refused."""
+        return [request.refusal for request in self.requests if request.refusal]
 
     @property
     def texts(self) -> str:
@@ -186,6 +196,8 @@ class ScriptedModel:
     def _next(self, request: ModelRequest) -> Reply:
         if self._replies:
             return self._replies.popleft()
+        if self._by_request is not None:
+            return self._by_request(request)
         return self._always or Reply([f"I saw {len(request.messages)} messages."])
 
 

@@ -15,9 +15,9 @@ from app.runs import BegunTurn, Claim
 
 logger = get_logger()
 
-# A stopped turn closes its model connection at once; a commit under way, or a tool that is slow to
-# stop, takes longer.
-STOP_LIMIT = 10.0
+# Seconds. A stopped turn closes its model connection at once; a commit under way, or a tool that is
+# slow to stop, takes longer. A tool's thread cannot be stopped at all.
+STOP_LIMIT = 3.0
 # Seconds between two looks at claims in flight.
 CLAIM_LOOK = 0.05
 
@@ -98,11 +98,17 @@ class LocalEngine:
         if task is not None:
             await _stop([task], limit)
 
-    async def stop_all(self) -> None:
-        await _stop(self._tasks.values(), STOP_LIMIT)
+    async def stop_all(self, limit: float = STOP_LIMIT) -> None:
+        """Stops every turn, and waits for that for `limit` seconds at most."""
+        await _stop(self._tasks.values(), limit)
 
-    async def drain(self, grace: float) -> None:
-        """Takes no more turns; lets the running ones end for `grace` seconds, then stops them."""
+    async def drain(self, grace: float, *, stop_limit: float = STOP_LIMIT) -> None:
+        """Takes no more turns; lets the running ones end for `grace` seconds, then stops them.
+
+        Some may not have stopped after `stop_limit` seconds more: `held` names them.
+        """
+        if self._closed:
+            return
         self._draining = True
         if self.held:
             logger.info("draining", turns=len(self.held), grace_s=grace)
@@ -115,7 +121,7 @@ class LocalEngine:
             else:
                 await asyncio.sleep(pause)
         self._closed = True
-        await self.stop_all()
+        await self.stop_all(stop_limit)
 
     def _forget(self, turn_id: TurnId) -> None:
         self._tasks.pop(turn_id, None)

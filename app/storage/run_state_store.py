@@ -450,7 +450,7 @@ def _begun(run_id: ConversationId, new: NewTurn, row: Row) -> BegunTurn:
 
 
 def _orphan(row: Row) -> Orphan:
-    reason = RestartReason.WORKER_LOST if row["died"] else RestartReason.SHUTDOWN
+    reason = RestartReason.WORKER_LOST if row["died"] else RestartReason.HANDED_OVER
     return Orphan(_running(row), row["deaths"] + row["died"], reason)
 
 

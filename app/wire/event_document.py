@@ -36,7 +36,7 @@ class TurnRestartedDocument(_OfATurn):
 
     type: Literal["turn.restarted"]
     attempt: int
-    reason: Literal["worker_lost", "shutdown"]
+    reason: Literal["worker_lost", "handed_over"]
     discard_after: int
 
 

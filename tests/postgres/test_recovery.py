@@ -162,7 +162,7 @@ async def test_what_was_handed_over_goes_on_at_once_and_is_no_death(
         replica = Replica(database, lease, length=1000)
         assert await replica.sweep() == 1
         (begun,) = replica.handler.begun
-        assert (begun.attempt, begun.restarted) == (attempt, RestartReason.SHUTDOWN)
+        assert (begun.attempt, begun.restarted) == (attempt, RestartReason.HANDED_OVER)
         await replica.engine.stop_all()
         first = await worker(database, 60)
         async with database.statement() as driver:

@@ -116,7 +116,7 @@ async def test_what_is_handed_over_goes_on_within_two_seconds(
 
     assert time.monotonic() - began < 0.5 + 2 + 2
     (restarted,) = [block.data for block in found if block.type == "turn.restarted"]
-    assert (restarted["reason"], restarted["attempt"]) == ("shutdown", 2)
+    assert (restarted["reason"], restarted["attempt"]) == ("handed_over", 2)
     assert text_of(list(last_attempt(found))) == "It is noted."
     assert follower.cuts == 0
     assert len(notes.read_text().splitlines()) == 1
