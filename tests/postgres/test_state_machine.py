@@ -326,25 +326,37 @@ class Machine(RuleBasedStateMachine):
     def all_at_once(self, which: Sequence[int]) -> None:
         """Several of these side by side; which of them wins is the database's to say."""
         actions = self._actions()
-        self._run(self._together([actions[place % len(actions)]() for place in which]))
+        chosen = [actions[place % len(actions)] for place in which]
+        # One owner does one after the other: `finish` awaits the flush in flight and the tools, and
+        # so their entries.
+        by_writer = {writer or place: act for place, (writer, act) in enumerate(chosen, 1)}
+        self._run(self._together([act() for act in by_writer.values()]))
 
     async def _together(self, work: Sequence[Awaitable[Any]]) -> None:
         await asyncio.gather(*work)
         await self._collect()
 
-    def _actions(self) -> list[Callable[[], Awaitable[Any]]]:
+    def _actions(self) -> list[tuple[str | None, Callable[[], Awaitable[Any]]]]:
+        """What may be done, and which owner's log it writes to, if any."""
         places = [(where, who) for where in range(CONVERSATIONS) for who in range(REPLICAS)]
-        return [
+        alone = [
             *(partial(self._claim, where, who, start=False) for where, who in places),
             *(replica.recovery.sweep for replica in self.replicas),
             *(partial(self._request_cancel, where) for where in range(CONVERSATIONS)),
             *(partial(self._close, where) for where in range(CONVERSATIONS)),
             *(partial(self._erase, where) for where in range(CONVERSATIONS)),
-            *(partial(self._flush, owner) for owner in self.owners[-4:]),
-            *(partial(self._record, owner) for owner in self.owners[-4:]),
-            *(partial(self._finish, owner, TurnStatus.COMPLETED) for owner in self.owners[-4:]),
             *(partial(self._force_cancel, running, 0) for running in self.cancels[-2:]),
         ]
+        writing = [
+            (str(owner.begun.claim), act)
+            for owner in self.owners[-4:]
+            for act in (
+                partial(self._flush, owner),
+                partial(self._record, owner),
+                partial(self._finish, owner, TurnStatus.COMPLETED),
+            )
+        ]
+        return [*((None, act) for act in alone), *writing]
 
     def _owner(self, which: int) -> Sequence[Owner]:
         """One of the latest, or none. What is drawn must not depend on who has won a race."""
