@@ -38,6 +38,7 @@ class Projection:
     _said: dict[MessageId, list[str]] = field(default_factory=dict[MessageId, list[str]])
     open_message: MessageId | None = None
     open_calls: dict[str, str] = field(default_factory=dict[str, str])
+    _call_order: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def messages(self) -> list[ConversationMessage]:
@@ -103,6 +104,7 @@ class Projection:
     def _call(self, event: Mapping[str, Any], moment: datetime) -> None:
         call = ToolCall(event["tool_call_id"], event["tool_name"], event["args"])
         self.open_calls[call.call_id] = call.name
+        self._call_order[call.call_id] = len(self._messages)
         self._add(Role.TOOL_CALL, Side.RESPONSE, moment, tool_call=call)
 
     def _result(self, event: Mapping[str, Any], moment: datetime) -> None:
@@ -114,6 +116,22 @@ class Projection:
             outcome=_OUTCOMES.get(outcome) or Outcome(outcome),
         )
         self._add(Role.TOOL_RESULT, Side.REQUEST, moment, tool_result=result)
+        self._order_results()
+
+    def _order_results(self) -> None:
+        """The latest results in the order of their calls, as the model sees them; the log tells them
+        in the order in which tools that ran side by side have ended."""
+        start = len(self._messages)
+        while start > 0 and self._messages[start - 1].role is Role.TOOL_RESULT:
+            start -= 1
+        results = self._messages[start:]
+        ordered = sorted(results, key=self._place_of_call)
+        first = replace(ordered[0], envelope=results[0].envelope)
+        self._messages[start:] = [first, *(replace(each, envelope=None) for each in ordered[1:])]
+
+    def _place_of_call(self, message: ConversationMessage) -> int:
+        result = message.tool_result
+        return self._call_order.get(result.call_id, 0) if result is not None else 0
 
     def _add(
         self,

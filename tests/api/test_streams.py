@@ -327,6 +327,7 @@ SCRIPTS: list[list[list[Step]]] = [
     [[Think("hm"), "thought"]],
     [["half ", CutConnection()]],
     [["look ", CallTool("c1", "echo", '{"text": "x"}')], ["then ", CutConnection()]],
+    [[CallTool("c1", "sleep", '{"seconds": 0.3}'), CallTool("c2", "fail")], ["c2 was first"]],
 ]
 
 
