@@ -63,6 +63,8 @@ ERASURE_PATIENCE = 1.0
 BEGIN_PAUSE = 1.0
 # Seconds that a shutdown waits for the log of the turns that it hands over.
 SETTLE_LIMIT = 2.0
+# Seconds that a shutdown waits for the database to know that nothing runs here any more.
+RELEASE_LIMIT = 2.0
 # Seconds that turns have to stop when nobody waits for them any more.
 LAST_LIMIT = 0.5
 
@@ -88,7 +90,8 @@ class Service:
         handed over: whoever sweeps next goes on with them. Then every stream is closed."""
         await self.engine.drain(grace, stop_limit=stop_limit)
         await self.recorder.settle(SETTLE_LIMIT)
-        await self.lease.release()
+        # A database that is away is not waited for: the lease runs out by itself.
+        await asyncio.wait([asyncio.ensure_future(self.lease.release())], timeout=RELEASE_LIMIT)
         self.followers.shut_down()
         self.conversation_watch.ring_all()
 

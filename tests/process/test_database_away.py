@@ -21,6 +21,11 @@ from tests.sse import Block, blocks, read, text_of
 
 pytestmark = pytest.mark.process
 
+GRACE = 2
+# Seconds beyond the grace: stopping turns, the log, the lease, open connections, and as long again for
+# the driver to let go of a server that does not answer.
+STOPPING = 25
+
 
 class Away:
     """A server of somebody else's, as the service sees it, that can be stopped and frozen."""
@@ -74,6 +79,7 @@ async def launched(database: Away, model: ScriptedModel) -> RunningService:
         chat_model="scripted",
         chat_model_base_url=model.base_url,
         chat_lease=10,
+        chat_shutdown_grace=GRACE,
     )
 
 
@@ -240,3 +246,22 @@ async def test_a_frozen_database_holds_nobody_for_long(
 
     model.will_say("after")
     assert (await _accepted(running.client, conversation)).json()["output"] == "after"
+
+
+async def test_a_shutdown_does_not_wait_for_a_frozen_database(
+    database: Away, running: RunningService, model: ScriptedModel
+) -> None:
+    gate = Gate()
+    model.will_say("half", Hold(gate))
+    conversation = await create(running.client)
+    sending = asyncio.ensure_future(send(running.client, conversation, "hi"))
+    await gate.reached()
+    database.freeze()
+    began = time.monotonic()
+    running.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(60):
+        await running.process.wait()
+    took = time.monotonic() - began
+    await asyncio.wait([sending])
+
+    assert took < GRACE + STOPPING

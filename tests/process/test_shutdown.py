@@ -6,9 +6,10 @@ import time
 
 import pytest
 
+from app.storage.database import opened_database
 from tests.process.conftest import Starter
 from tests.process.test_life import create, send
-from tests.scripted_model import CallTool, ScriptedModel
+from tests.scripted_model import CallTool, Gate, Hold, ScriptedModel
 
 pytestmark = pytest.mark.process
 
@@ -45,3 +46,34 @@ async def test_a_tool_that_does_not_stop_does_not_keep_the_process(
 
     assert status == 0
     assert took < (3 if second else 5)
+
+
+async def test_a_process_whose_own_work_breaks_exits_and_its_turns_go_on_elsewhere(
+    started: Starter, model: ScriptedModel, postgres_url: str
+) -> None:
+    """A process that cannot sweep or renew must not go on as if it could."""
+    gate = Gate()
+    model.will_say("half", Hold(gate))
+    settings = {"database_url": postgres_url, "chat_auto_migrate": "on"}
+    first = await started(**settings)
+    conversation = await create(first.client)
+    sending = asyncio.ensure_future(send(first.client, conversation, "hi"))
+    await gate.reached()
+    async with (
+        opened_database(postgres_url, pool_size=1) as database,
+        database.statement() as driver,
+    ):
+        await driver.execute("ALTER TABLE workers RENAME COLUMN alive_until TO broken")
+        async with asyncio.timeout(20):
+            status = await first.process.wait()
+        await driver.execute("ALTER TABLE workers RENAME COLUMN broken TO alive_until")
+    await asyncio.wait([sending])
+
+    assert status == 1
+    model.will_say("elsewhere")
+    second = await started(**settings)
+    path = f"/v1/conversations/{conversation}/turns"
+    async with asyncio.timeout(10):
+        while (turn := (await second.client.get(path)).json()["data"][0])["status"] == "running":
+            await asyncio.sleep(0.1)
+    assert (turn["output"], turn["attempt"]) == ("elsewhere", 2)
