@@ -9,7 +9,12 @@ from app.engine.forced_end import ForcedEnd
 from app.engine.lease import Lease
 from app.engine.local import LocalEngine
 from app.engine.takeover import Takeover
-from app.errors import DatabaseUnavailableError, DrainingError, OverloadedError
+from app.errors import (
+    DatabaseUnavailableError,
+    DrainingError,
+    OverloadedError,
+    StatementDeclinedError,
+)
 from app.observability.logging import get_logger
 from app.storage.database import Database
 from app.storage.run_state_store import Orphan, RunStateStore
@@ -98,6 +103,8 @@ class Recovery:
             if orphan.deaths >= self._attempts:
                 return await self._forced_end.lose(claim, turn)
             return await self._begin_again(orphan)
+        except StatementDeclinedError:
+            return False  # somebody else is at it
         except DatabaseUnavailableError:
             raise
         except Exception:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from playwright.async_api import Page, expect
 
-from app.bootstrap import running_service
+from app.bootstrap import Service, running_service
 from app.server import Server, listen, uvicorn_config
 from app.settings import Settings
 from tests.conftest import delete_all
@@ -37,6 +37,7 @@ class Site:
 
     address: str
     relay: Relay
+    service: Service
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ async def site(settings: Settings, postgres_url: str, model: ScriptedModel) -> A
         async with Relay("127.0.0.1", listener.getsockname()[1]).running() as relay:
             pages = await _serve_pages(port)
             page = f"http://localhost:{port}/browser.html"
-            yield Site(f"{page}?service=http://localhost:{relay.port}", relay)
+            yield Site(f"{page}?service=http://localhost:{relay.port}", relay, service)
             pages.terminate()
             await pages.wait()
         await service.drain(0)
@@ -126,6 +127,22 @@ async def test_a_reload_in_the_middle_shows_the_whole_answer(
     await expect(page.get_by_role("log")).to_have_text("\n> hi\none two")
     await page.reload()
     await expect(page.get_by_role("log")).to_have_text("\n> hi\none two")
+
+
+async def test_what_was_shown_goes_when_the_turn_is_begun_again(
+    page: Page, site: Site, model: ScriptedModel
+) -> None:
+    gate = Gate()
+    model.will_say("first try", Hold(gate))
+    await page.goto(site.address)
+    await say(page, "hi")
+    await expect(page.get_by_role("log")).to_have_text("\n> hi\nfirst try")
+
+    model.will_say("second try")
+    (turn_id,) = site.service.engine.held
+    await site.service.engine.stop(turn_id, 5)
+
+    await expect(page.get_by_role("log")).to_have_text("\n> hi\nsecond try")
 
 
 async def test_a_lost_network_loses_nothing_and_doubles_nothing(
