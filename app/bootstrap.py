@@ -62,9 +62,9 @@ ERASURE_PATIENCE = 1.0
 # Seconds between two tries to begin, when the database was away at the start.
 BEGIN_PAUSE = 1.0
 # Seconds that a shutdown waits for the log of the turns that it hands over.
-SETTLE_LIMIT = 2.0
+SETTLE_LIMIT = 1.0
 # Seconds that a shutdown waits for the database to know that nothing runs here any more.
-RELEASE_LIMIT = 2.0
+RELEASE_LIMIT = 1.0
 # Seconds that turns have to stop when nobody waits for them any more.
 LAST_LIMIT = 0.5
 
@@ -88,8 +88,9 @@ class Service:
     async def drain(self, grace: float, *, stop_limit: float = STOP_LIMIT) -> None:
         """Takes no more sends, and lets turns end for `grace` seconds. Those that have not are
         handed over: whoever sweeps next goes on with them. Then every stream is closed."""
-        await self.engine.drain(grace, stop_limit=stop_limit)
-        await self.recorder.settle(SETTLE_LIMIT)
+        if not self.engine.is_closed:
+            await self.engine.drain(grace, stop_limit=stop_limit)
+            await self.recorder.settle(SETTLE_LIMIT)
         # A database that is away is not waited for: the lease runs out by itself.
         await asyncio.wait([asyncio.ensure_future(self.lease.release())], timeout=RELEASE_LIMIT)
         self.followers.shut_down()

@@ -1,6 +1,7 @@
 """Runs uvicorn, and owns the signals: a stock server would cut what is still running."""
 
 import asyncio
+import os
 import resource
 import signal
 import socket
@@ -21,6 +22,8 @@ logger = get_logger()
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 2048
 MANY_FILES = 65_536
+# Seconds after the drain: for the last bytes of streams, and to close connections.
+EXIT_LIMIT = 8.0
 # Seconds between two looks at the embedded server.
 DATABASE_LOOK = 1.0
 
@@ -98,6 +101,9 @@ async def _shut_down(
         drain.cancel()
         second.cancel()
     server.should_exit = True
+    # All is handed over. What is left to close, above all to a database that does not answer, must
+    # not keep the process.
+    asyncio.get_running_loop().call_later(EXIT_LIMIT, os._exit, 0)
 
 
 def uvicorn_config(service: Service) -> uvicorn.Config:

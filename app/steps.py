@@ -23,6 +23,10 @@ class StepJournal(Protocol):
         """Returns when it is durable, and not before. Raises LostOwnershipError."""
         ...
 
+    async def require_ours(self) -> None:
+        """Raises LostOwnershipError when another process goes on with the step by now."""
+        ...
+
 
 class NoJournal:
     """For a step that is not tried again."""
@@ -31,6 +35,9 @@ class NoJournal:
         return None
 
     async def record(self, name: str, result: str) -> None:
+        pass
+
+    async def require_ours(self) -> None:
         pass
 
 

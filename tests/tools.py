@@ -6,6 +6,8 @@ import math
 import time
 from pathlib import Path
 
+from pydantic_ai import ToolReturn
+
 from app.steps import ToolContext
 
 
@@ -51,6 +53,21 @@ def huge_number() -> int:
 def long_text(length: int) -> str:
     """A text of that many characters."""
     return "x" * length
+
+
+def tool_return(text: str) -> ToolReturn[str]:
+    """The framework's own, with more than a value."""
+    return ToolReturn(return_value=text, content="and this", metadata={"x": 1})
+
+
+def unsendable_return() -> ToolReturn[object]:
+    """Holds what nobody can send."""
+    return ToolReturn(return_value=object())
+
+
+def like_a_file() -> dict[str, object]:
+    """An object that looks like one of the framework's own."""
+    return {"found": [{"kind": "binary", "data": "aGk=", "media_type": "image/png"}]}
 
 
 async def slow_to_stop() -> str:

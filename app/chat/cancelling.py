@@ -38,16 +38,24 @@ class Cancelling:
         self, caller: Caller, conversation_id: ConversationId, turn_id: TurnId | None
     ) -> TurnId | None:
         """Returns when the turn has ended: its id, or None when none was running."""
-        async with self._database.statement() as driver:
-            running = await self._runs.request_cancel(driver, caller, conversation_id, turn_id)
+        running = await self._request(caller, conversation_id, turn_id)
         if running is None:
             return None
         turn_id = running.turn.id
-        if not await self._ended_by_its_owner(running):
-            await self._forced_end.cancel(running.claim, running.turn)
-            # Its owner may be here, held up by a tool: who follows it reads on in the table.
-            self._followers.close(turn_id, Closing.LOST)
+        while running is not None and not await self._ended_by_its_owner(running):
+            if await self._forced_end.cancel(running.claim, running.turn):
+                # Its owner may be here, held up by a tool: who follows it reads on in the table.
+                self._followers.close(turn_id, Closing.LOST)
+                break
+            # It has a new owner since, who may not have seen the request: one more try.
+            running = await self._request(caller, conversation_id, turn_id)
         return turn_id
+
+    async def _request(
+        self, caller: Caller, conversation_id: ConversationId, turn_id: TurnId | None
+    ) -> RunningTurn | None:
+        async with self._database.statement() as driver:
+            return await self._runs.request_cancel(driver, caller, conversation_id, turn_id)
 
     async def _ended_by_its_owner(self, running: RunningTurn) -> bool:
         """An owner elsewhere finds the request at its next look, twice a second."""

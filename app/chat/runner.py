@@ -40,6 +40,8 @@ from app.wire.event import EventId
 
 # On top of a turn's own limit: what begin, context and finish may take.
 SLACK = 30.0
+# Seconds after which a read that does not end is given up, once the service is shutting down.
+LAST_READ = 1.0
 # Seconds between two looks at a turn that another process has taken over.
 POLL = 0.5
 
@@ -325,13 +327,25 @@ class ChatWorkflowRunner:
         await self._engine.wait(turn.id, limit)
         while True:
             with suppress(DatabaseUnavailableError):
-                stored = await self._stored(caller, turn.run_id, turn.id)
+                stored = await self._stored_in_time(caller, turn)
                 over = stored.turn.status.is_terminal or self._engine.is_draining
                 if over or time.monotonic() >= deadline:
                     return stored
+            if self._engine.is_draining:
+                raise DrainingError(turn.run_id, turn.id)
             if time.monotonic() >= deadline + SLACK:
                 raise StillRunningError(turn.run_id, turn.id)
             await asyncio.sleep(min(POLL, max(0, deadline - time.monotonic()) or POLL))
+
+    async def _stored_in_time(self, caller: Caller, turn: Turn) -> TurnWithMessages:
+        """Raises DatabaseUnavailableError; soon, when the service shuts down."""
+        reading = asyncio.ensure_future(self._stored(caller, turn.run_id, turn.id))
+        while not reading.done():
+            await asyncio.wait([reading], timeout=LAST_READ)
+            if self._engine.is_closed and not reading.done():
+                reading.cancel()
+                raise DatabaseUnavailableError("the database does not answer")
+        return reading.result()
 
     async def _stored(
         self, caller: Caller, conversation_id: ConversationId, turn_id: TurnId

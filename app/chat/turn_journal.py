@@ -28,6 +28,15 @@ class TurnJournal:
         """Not to be interrupted: what has finished must be known to be so."""
         await uninterrupted(until_available(lambda: self._record(name, result)))
 
+    async def require_ours(self) -> None:
+        """A process that was frozen finds out before it does what another may have done."""
+        await until_available(self._require_ours)
+
+    async def _require_ours(self) -> None:
+        async with self._database.statement() as driver:
+            if not await self._journal.is_live(driver, self._claim):
+                raise LostOwnershipError
+
     async def _record(self, name: str, result: str) -> None:
         async with self._database.statement() as driver:
             if not await self._journal.record(driver, self._claim, name, result):

@@ -22,6 +22,11 @@ class RunEngine(Protocol):
     @property
     def is_draining(self) -> bool: ...
 
+    @property
+    def is_closed(self) -> bool:
+        """No turn runs here any more, nor will."""
+        ...
+
     def claiming(self, turn_id: TurnId) -> AbstractContextManager[WorkerId]:
         """While a claim is in flight: the worker to claim for. Raises DrainingError, OverloadedError."""
         ...

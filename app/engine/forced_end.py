@@ -49,23 +49,27 @@ class ForcedEnd:
         self._event_log = event_log
         self._paths = paths
 
-    async def cancel(self, claim: Claim, turn: Turn) -> bool:
-        """As cancelled by a user. False: it had ended by itself, or someone else has it."""
-        return await self._end(claim, replace(turn, status=TurnStatus.CANCELLED))
+    async def cancel(self, claim: Claim, turn: Turn, *, wait: bool = True) -> bool:
+        """As cancelled by a user. False: it had ended by itself, or someone else has it.
 
-    async def fail(self, claim: Claim, turn: Turn, error: Exception) -> bool:
+        Without `wait` also when somebody has locked its row.
+        """
+        return await self._end(claim, replace(turn, status=TurnStatus.CANCELLED), wait=wait)
+
+    async def fail(self, claim: Claim, turn: Turn, error: Exception, *, wait: bool = True) -> bool:
         """As failed with this error."""
         problem = turn_problem(error, self._paths, turn.run_id, turn.id, request_id=turn.request_id)
-        return await self._end(claim, replace(turn, status=TurnStatus.FAILED, error=problem))
+        failed = replace(turn, status=TurnStatus.FAILED, error=problem)
+        return await self._end(claim, failed, wait=wait)
 
-    async def lose(self, claim: Claim, turn: Turn) -> bool:
+    async def lose(self, claim: Claim, turn: Turn, *, wait: bool = True) -> bool:
         """As failed because its worker is gone."""
-        return await self.fail(claim, turn, WorkerLostError())
+        return await self.fail(claim, turn, WorkerLostError(), wait=wait)
 
-    async def _end(self, claim: Claim, turn: Turn) -> bool:
+    async def _end(self, claim: Claim, turn: Turn, *, wait: bool) -> bool:
         """One transaction, in which the fence grows *before* the log is read."""
         async with self._database.statement() as driver, driver.transaction():
-            taken = await self._runs.take(driver, claim)
+            taken = await self._runs.take(driver, claim, wait=wait)
             if taken is None:
                 return False
             new_claim, now = taken
@@ -80,9 +84,9 @@ class ForcedEnd:
         if not shown:
             prompt = await self._transcripts.prompt(driver, turn.id)
             frames.add(TurnStarted(_before(turn), prompt))
-        for event in _closing(frames.projection()):
+        projection = frames.projection
+        for event in _closing(projection):
             frames.add(event)
-        projection = frames.projection()
         said = [m.content for m in projection.messages if m.role is Role.ASSISTANT]
         output = said[-1] if said else None
         ended = replace(turn, output=output, last_seq=frames.last_seq + 1)
@@ -116,17 +120,13 @@ class _Frames:
 
     def __init__(self, turn: Turn, paths: Paths, shown: Sequence[Frame], now: datetime) -> None:
         self.new: list[Frame] = []
-        self._shown = shown
+        self.projection = project(json.loads(frame.document) for frame in shown)
+        self.last_seq = (shown[-1].seq or 0) if shown else 0
         self._name = TurnName(turn.run_id, turn.id, turn.number, paths)
         self._now = now
 
-    @property
-    def last_seq(self) -> int:
-        last = [*self._shown, *self.new][-1:]
-        return (last[0].seq or 0) if last else 0
-
     def add(self, event: StreamEvent) -> None:
-        self.new.append(render(event, self.last_seq + 1, self._name, self._now))
-
-    def projection(self) -> Projection:
-        return project(json.loads(frame.document) for frame in (*self._shown, *self.new))
+        self.last_seq += 1
+        frame = render(event, self.last_seq, self._name, self._now)
+        self.new.append(frame)
+        self.projection.apply(json.loads(frame.document))

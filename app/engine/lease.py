@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -34,6 +34,7 @@ class Lease:
         self._patience = length * 2 / 3
         self._renewed_at = time.monotonic()
         self._worker_id = new_worker_id()
+        self._left_behind: list[WorkerId] = []
         self._is_held = False
         self._refused = asyncio.Event()
         self._is_over = False
@@ -71,15 +72,19 @@ class Lease:
                 if self._is_held:
                     logger.error("lease_lost", worker_id=str(self._worker_id))
                     self._is_held = False
+                    self._left_behind.append(self._worker_id)
                     await on_loss()
             if not self._is_over:
                 await self._begin_anew()
 
     async def release(self) -> None:
         """Says that nothing runs here any more; what was left may be taken at once. Final."""
+        if self._is_over:
+            return
         self._is_over, self._is_held = True, False
         self._refused.set()
-        await self._release(self._worker_id)
+        with suppress(DatabaseUnavailableError):
+            await self._release([*self._left_behind, self._worker_id])
 
     async def _until_lost(self) -> None:
         while self._is_held and (left := self._left()) > 0:
@@ -113,16 +118,16 @@ class Lease:
         self._refused.set()
 
     async def _begin_anew(self) -> None:
-        """As another worker. What ran under the old id was stopped, and may be taken at once."""
-        old, self._worker_id = self._worker_id, new_worker_id()
+        """As another worker. What ran under old ids was stopped, and may be taken at once."""
+        self._worker_id = new_worker_id()
         self._refused.clear()
         with suppress(DatabaseUnavailableError):
             await self.register()
-            await self._release(old)
+            await self._release(self._left_behind)
+            self._left_behind.clear()
         if not self._is_held:
             await asyncio.sleep(self._renewal * RETRY)
 
-    async def _release(self, worker_id: WorkerId) -> None:
-        with suppress(DatabaseUnavailableError):
-            async with self._database.statement() as driver:
-                await self._workers.release(driver, worker_id)
+    async def _release(self, worker_ids: Sequence[WorkerId]) -> None:
+        async with self._database.statement() as driver:
+            await self._workers.release(driver, *worker_ids)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from app.engine.engine import RunHandler
 from app.engine.forced_end import ForcedEnd
@@ -40,7 +40,8 @@ class LocalEngine:
         self._forced_end = forced_end
         self._tasks: dict[TurnId, asyncio.Task[None]] = {}
         self._claims: dict[TurnId, Claim] = {}
-        self._claiming: set[TurnId] = set()
+        self._in_flight: set[TurnId] = set()
+        self._room_kept = 0
         self._draining = False
         self._closed = False
 
@@ -49,21 +50,37 @@ class LocalEngine:
         return self._draining
 
     @property
+    def is_closed(self) -> bool:
+        """The drain is over: nothing is started here any more."""
+        return self._closed
+
+    @property
     def held(self) -> frozenset[TurnId]:
         """Turns that run here, or that we are just claiming."""
-        return frozenset(self._tasks) | frozenset(self._claiming)
+        return frozenset(self._tasks) | frozenset(self._in_flight)
+
+    def claiming(self, turn_id: TurnId) -> AbstractContextManager[WorkerId]:
+        return self._claiming_within(turn_id, self._max_turns - self._room_kept)
+
+    def taking_over(self, turn_id: TurnId) -> AbstractContextManager[WorkerId]:
+        """The same for a turn that was begun before: no new one goes before it."""
+        return self._claiming_within(turn_id, self._max_turns)
+
+    def keep_room_for(self, turns: int) -> None:
+        """For so many turns that wait for a process: new ones find that much less room."""
+        self._room_kept = turns
 
     @contextmanager
-    def claiming(self, turn_id: TurnId) -> Generator[WorkerId]:
+    def _claiming_within(self, turn_id: TurnId, room: int) -> Generator[WorkerId]:
         if self._draining:
             raise DrainingError
-        if len(self.held) >= self._max_turns:
+        if len(self.held) >= room:
             raise OverloadedError(self._max_turns)
-        self._claiming.add(turn_id)
+        self._in_flight.add(turn_id)
         try:
             yield self._lease.worker_id
         finally:
-            self._claiming.discard(turn_id)
+            self._in_flight.discard(turn_id)
 
     def start(self, begun: BegunTurn) -> None:
         turn_id = begun.claim.turn_id
@@ -107,15 +124,13 @@ class LocalEngine:
 
         Some may not have stopped after `stop_limit` seconds more: `held` names them.
         """
-        if self._closed:
-            return
         self._draining = True
         if self.held:
             logger.info("draining", turns=len(self.held), grace_s=grace)
         deadline = time.monotonic() + grace
         while self.held and (left := deadline - time.monotonic()) > 0:
             # A claim in flight becomes a turn, or nothing.
-            pause = left if not self._claiming else min(left, CLAIM_LOOK)
+            pause = left if not self._in_flight else min(left, CLAIM_LOOK)
             if self._tasks:
                 await asyncio.wait(self._tasks.values(), timeout=pause)
             else:

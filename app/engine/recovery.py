@@ -59,6 +59,7 @@ class Recovery:
         self._lease = lease
         self._length = lease_length
         self._attempts = attempts
+        self._without_room = 0
         self._last_error = float("-inf")
         self._tidied_at = float("-inf")
 
@@ -78,7 +79,16 @@ class Recovery:
         """
         if self._engine.is_draining:
             return 0
-        return sum([await self._recover(orphan) for orphan in await self._orphans()])
+        orphans = await self._orphans()
+        # What only has to be begun is quick; ending one by force may take a while.
+        orphans.sort(key=lambda orphan: not self._may_go_on(orphan))
+        recovered = sum([await self._recover(orphan) for orphan in orphans])
+        self._engine.keep_room_for(self._without_room)
+        self._without_room = 0
+        return recovered
+
+    def _may_go_on(self, orphan: Orphan) -> bool:
+        return not orphan.running.cancel_requested and orphan.deaths < self._attempts
 
     async def _orphans(self) -> list[Orphan]:
         async with self._database.statement() as driver:
@@ -98,11 +108,11 @@ class Recovery:
     async def _recover(self, orphan: Orphan) -> bool:
         claim, turn = orphan.running.claim, orphan.running.turn
         try:
+            if self._may_go_on(orphan):
+                return await self._begin_again(orphan)
             if orphan.running.cancel_requested:
-                return await self._forced_end.cancel(claim, turn)
-            if orphan.deaths >= self._attempts:
-                return await self._forced_end.lose(claim, turn)
-            return await self._begin_again(orphan)
+                return await self._forced_end.cancel(claim, turn, wait=False)
+            return await self._forced_end.lose(claim, turn, wait=False)
         except StatementDeclinedError:
             return False  # somebody else is at it
         except DatabaseUnavailableError:
@@ -115,13 +125,16 @@ class Recovery:
     async def _begin_again(self, orphan: Orphan) -> bool:
         turn_id = orphan.running.turn.id
         try:
-            with self._engine.claiming(turn_id) as worker_id:
+            with self._engine.taking_over(turn_id) as worker_id:
                 begun = await self._takeover.take(orphan, worker_id)
                 if begun is None:
                     return False
                 self._engine.start(begun)
-        except (DrainingError, OverloadedError):
-            # It stays for another process, or for when there is room here.
+        except DrainingError:
+            return False
+        except OverloadedError:
+            # It stays for another process, or for when there is room here: before any new one.
+            self._without_room += 1
             return False
         logger.warning(
             "turn_restarted",

@@ -41,6 +41,17 @@ POOL_TIMEOUT = 10
 # Of any one statement; an answer of the service takes no longer when the server is frozen.
 COMMAND_TIMEOUT = 10
 LOCK_TIMEOUT = "5s"
+_SERVER_SETTINGS = {
+    "application_name": "chat-workflow",
+    "timezone": "UTC",
+    "lock_timeout": LOCK_TIMEOUT,
+    # Of a process that is frozen, or whose host is lost, in the middle of a transaction: its locks
+    # would hold up everyone else. Our transactions never wait for anything but the database.
+    "idle_in_transaction_session_timeout": "5s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
 
 _REFUSED = (
     asyncpg.InvalidPasswordError,
@@ -63,6 +74,7 @@ _UNAVAILABLE = (
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
     *_DECLINED,
     # The schema is not there yet; `health.py` says so too.
     asyncpg.UndefinedTableError,
@@ -90,11 +102,7 @@ class Database:
             connect_args={
                 "timeout": CONNECT_TIMEOUT,
                 "command_timeout": command_timeout,
-                "server_settings": {
-                    "application_name": "chat-workflow",
-                    "timezone": "UTC",
-                    "lock_timeout": LOCK_TIMEOUT,
-                },
+                "server_settings": _SERVER_SETTINGS,
             },
         )
         event.listen(self.engine.sync_engine, "checkout", _refuse_dead)

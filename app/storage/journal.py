@@ -12,6 +12,11 @@ class Journal:
         rows: Sequence[Row] = await driver.fetch(_ENTRIES, claim.run_id, claim.turn_id)
         return {row["name"]: row["result"] for row in rows}
 
+    async def is_live(self, driver: Driver, claim: Claim) -> bool:
+        """Whether the turn is still ours."""
+        row: Row | None = await driver.fetchrow(_IS_LIVE, claim.run_id, claim.turn_id, claim.fence)
+        return row is not None
+
     async def record(self, driver: Driver, claim: Claim, name: str, result: str) -> bool:
         """Once is enough, again is fine. False: the turn is not ours any more."""
         row: Row | None = await driver.fetchrow(
@@ -21,6 +26,8 @@ class Journal:
 
 
 _ENTRIES = "SELECT name, result FROM journal WHERE run_id = $1 AND turn_id = $2"
+
+_IS_LIVE = "SELECT id FROM runs WHERE id = $1 AND active_turn_id = $2 AND fence = $3"
 
 # The lock lets other entries of the turn by, but no takeover and no erasure.
 _RECORD = """

@@ -394,13 +394,16 @@ class RunStateStore:
             now=row["now"],
         )
 
-    async def take(self, driver: Driver, claim: Claim) -> tuple[Claim, datetime] | None:
+    async def take(
+        self, driver: Driver, claim: Claim, *, wait: bool = True
+    ) -> tuple[Claim, datetime] | None:
         """Takes a turn from its owner, who can write nothing from then on; None: already ended.
 
-        Also tells the time.
+        Also tells the time. Without `wait` one that somebody has locked counts as ended.
         What the log holds must be read by a later statement: this one sees an older snapshot.
         """
-        row: Row | None = await driver.fetchrow(_TAKE, claim.run_id, claim.turn_id, claim.fence)
+        take = _TAKE if wait else _TAKE_UNLOCKED
+        row: Row | None = await driver.fetchrow(take, claim.run_id, claim.turn_id, claim.fence)
         if row is None:
             return None
         return Claim(claim.run_id, claim.turn_id, row["fence"]), row["now"]
@@ -626,6 +629,14 @@ SELECT run.*, turn.*, clock_timestamp() AS now FROM run, turn
 _TAKE = """
 UPDATE runs SET fence = fence + 1
 WHERE id = $1 AND active_turn_id = $2 AND fence = $3
+RETURNING fence, clock_timestamp() AS now
+"""
+
+_TAKE_UNLOCKED = """
+UPDATE runs SET fence = fence + 1
+WHERE id = (
+    SELECT id FROM runs WHERE id = $1 AND active_turn_id = $2 AND fence = $3
+    FOR NO KEY UPDATE SKIP LOCKED)
 RETURNING fence, clock_timestamp() AS now
 """
 

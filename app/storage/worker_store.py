@@ -20,9 +20,11 @@ class WorkerStore:
         row: Row | None = await driver.fetchrow(_RENEW, worker_id, lease)
         return row is not None
 
-    async def release(self, driver: Driver, worker_id: WorkerId) -> None:
-        """Says that whatever still runs under this id is free to be taken at once."""
-        await driver.execute("UPDATE workers SET released_at = now() WHERE id = $1", worker_id)
+    async def release(self, driver: Driver, *worker_ids: WorkerId) -> None:
+        """Says that whatever still runs under these ids is free to be taken at once."""
+        await driver.execute(
+            "UPDATE workers SET released_at = now() WHERE id = ANY($1::uuid[])", list(worker_ids)
+        )
 
     async def forget_dead(self, driver: Driver, *, keep: timedelta) -> None:
         """Removes long dead workers; never one that a run still points to."""

@@ -165,6 +165,7 @@ async def test_a_send_to_a_conversation_that_stays_locked_was_not_begun(
 ) -> None:
     conversation = (await client.post("/v1/conversations")).json()["id"]
     async with service.database.statement() as driver, driver.transaction():
+        await driver.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         await driver.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", conversation)
         answer = await client.post(
             f"/v1/conversations/{conversation}/messages", json={"content": "hi"}

@@ -276,3 +276,28 @@ async def test_erasure_reaches_readers_of_a_turn_that_has_ended(
 
     assert b"event: turn.cancelled" in rest[-1000:]
     assert b'"by":"erasure"' in rest[-1000:]
+
+
+async def test_a_cancel_during_a_takeover_ends_the_turn_of_the_new_owner(
+    live: httpx.AsyncClient, service: Service, model: ScriptedModel
+) -> None:
+    """It waits for the takeover, and still saw the fence of before."""
+    model.will_say(CallTool("c", "slow_to_stop"))
+    conversation = await create(live)
+    watching = asyncio.ensure_future(stream(live, conversation))
+    async with asyncio.timeout(10):
+        while not model.requests or not service.engine.held:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+    async with service.database.statement() as driver, driver.transaction():
+        await driver.execute("UPDATE runs SET fence = fence + 1 WHERE id = $1", conversation)
+        await driver.execute(
+            "UPDATE turns SET attempt = attempt + 1 WHERE run_id = $1", conversation
+        )
+        cancelling = asyncio.ensure_future(live.post(f"/v1/conversations/{conversation}/cancel"))
+        await asyncio.sleep(0.3)
+
+    answer = await cancelling
+
+    assert answer.json()["status"] == "cancelled"
+    assert (await watching)[-1].type == "turn.cancelled"

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from app.bootstrap import Service
 from app.ids import TurnId
@@ -13,6 +15,7 @@ from tests.api.test_cancel import cancel
 from tests.api.test_conversations import create
 from tests.api.test_messages import history, send
 from tests.api.test_streams import check, events_path, stream
+from tests.invariants import violations
 from tests.scripted_model import CallTool, Gate, Hold, ScriptedModel, Step
 from tests.sse import Block, read, text_of
 
@@ -245,3 +248,89 @@ async def test_a_cut_anywhere_around_a_restart_can_be_mended_exactly(
         after = {"Last-Event-ID": str(whole[cut - 1].id)}
         rest = await read(live, "GET", events_path(whole[0]), headers=after)
         assert [block.raw for block in rest] == [block.raw for block in whole[cut:]]
+
+
+ODD_IDS = {
+    "NUL": "a\x00b",
+    "long": "x" * 9000,
+    "surrogate": "a\ud800",
+    "empty": "",
+    "blank": "a b/c",
+}
+
+
+@pytest.mark.parametrize("call_id", ODD_IDS.values(), ids=ODD_IDS)
+async def test_a_model_may_give_its_calls_any_name(
+    live: httpx.AsyncClient, model: ScriptedModel, tmp_path: Path, call_id: str
+) -> None:
+    notes = tmp_path / "notes"
+    model.will_say(call("note", notes, call_id))
+    model.will_say("done")
+
+    found = await stream(live, await create(live))
+
+    # Half of a character cannot be sent back to the model.
+    assert found[-1].type == ("turn.failed" if "\ud800" in call_id else "turn.completed")
+    (effect,) = effects(notes)
+    assert re.fullmatch(r"[\w/:.-]+", effect["key"])
+    check(found)
+
+
+async def test_two_calls_of_one_name_in_one_response_leave_log_and_history_equal(
+    live: httpx.AsyncClient, service: Service, model: ScriptedModel, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    model.will_say(call("note", notes, "c"), call("note", notes, "c"))
+    model.will_say("done")
+
+    found = await stream(live, await create(live))
+
+    assert found[-1].type in ("turn.completed", "turn.failed")
+    async with service.database.statement() as driver:
+        assert await violations(driver) == []
+
+
+@pytest.mark.parametrize(
+    ("tool", "args", "content"),
+    [
+        ("tool_return", {"text": "value"}, "value"),
+        ("unsendable_return", {}, '{"error":"The tool failed."}'),
+        (
+            "like_a_file",
+            {},
+            '{"found":[{"kind":"binary","data":"aGk=","media_type":"image/png"}]}',
+        ),
+    ],
+)
+async def test_the_frameworks_own_results_are_results_like_any(
+    live: httpx.AsyncClient,
+    service: Service,
+    model: ScriptedModel,
+    tool: str,
+    args: dict[str, Any],
+    content: str,
+) -> None:
+    model.will_say(CallTool("c", tool, json.dumps(args)))
+    model.will_say("done")
+    conversation = await create(live)
+
+    found = await stream(live, conversation)
+
+    assert found[-1].type == "turn.completed"
+    assert [m["role"] for m in model.requests[1].messages][-1] == "tool"
+    assert model.requests[1].messages[-1]["content"] == content
+    kept = await history(live, conversation)
+    assert [m["role"] for m in kept] == ["user", "tool_call", "tool_result", "assistant"]
+    async with service.database.statement() as driver:
+        assert await violations(driver) == []
+
+
+async def test_a_large_return_value_is_cut_as_any(
+    live: httpx.AsyncClient, model: ScriptedModel
+) -> None:
+    model.will_say(CallTool("c", "tool_return", json.dumps({"text": "x" * 300_000})))
+    model.will_say("done")
+
+    await stream(live, await create(live))
+
+    assert model.requests[1].messages[-1]["content"].endswith("[cut: 200000 of 300000 characters]")

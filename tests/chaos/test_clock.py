@@ -80,7 +80,9 @@ async def test_a_clock_that_is_an_hour_off_does_no_harm(
 
     # And each finds what the other leaves behind.
     gate = Gate()
-    model.will_say("half", Hold(gate))
+    model.will(
+        Reply(["well, ", CallTool("d", "echo", '{"text": "x"}')]), Reply(["half", Hold(gate)])
+    )
     lost = asyncio.ensure_future(send(wrong.client, conversations[0]))
     await gate.reached()
     model.will_say("by the other")
@@ -91,4 +93,8 @@ async def test_a_clock_that_is_an_hour_off_does_no_harm(
         while (turn := (await right.client.get(path)).json()["data"][0])["status"] == "running":
             await asyncio.sleep(0.1)
     assert (turn["output"], turn["attempt"]) == ("by the other", 2)
+    path = f"/v1/conversations/{conversations[0]}/messages"
+    history = (await right.client.get(path)).json()["data"]
+    times = [datetime.fromisoformat(message["timestamp"]) for message in history]
+    assert times == sorted(times)
     await right.terminate()

@@ -13,8 +13,9 @@ from app.engine.lease import Lease
 from app.engine.local import LocalEngine
 from app.engine.recovery import Recovery
 from app.engine.takeover import Takeover
+from app.errors import DatabaseUnavailableError, OverloadedError
 from app.events.stream_event import TurnStarted
-from app.ids import WorkerId, new_worker_id
+from app.ids import ConversationId, WorkerId, new_turn_id, new_worker_id
 from app.messages.message import ConversationMessage
 from app.runs import BegunTurn, RestartReason
 from app.storage.database import Database
@@ -448,3 +449,92 @@ async def test_who_has_lost_its_right_hands_over_what_it_had(
 
     assert replica.handler.begun[0].claim.turn_id == running.claim.turn_id
     assert replica.handler.begun[0].attempt == 2
+
+
+async def test_a_locked_row_does_not_hold_up_the_others(
+    database: Database, lease: Lease, replica: Replica
+) -> None:
+    """Its turn is the first in order, and must be ended by force."""
+    run_ids = sorted([await conversation(database) for _ in range(3)])
+    for run_id in run_ids:
+        await claimed(database, run_id, new_worker_id())
+    async with database.statement() as driver, driver.transaction():
+        await runs.request_cancel(driver, ADA, run_ids[0], None)
+    async with database.statement() as driver, driver.transaction():
+        await driver.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", run_ids[0])
+        async with asyncio.timeout(2):
+            assert await replica.sweep() == 2
+    assert await replica.sweep() == 1
+
+
+async def test_who_freezes_in_the_middle_of_a_transaction_loses_it(
+    database: Database, replica: Replica
+) -> None:
+    await claimed(database, run_id := await conversation(database), new_worker_id())
+    with pytest.raises(DatabaseUnavailableError):
+        await _locked_for(database, run_id, replica)
+
+    assert await replica.sweep() == 1
+
+
+async def _locked_for(database: Database, run_id: ConversationId, replica: Replica) -> None:
+    """Until the database has had enough of it."""
+    async with database.statement() as driver, driver.transaction():
+        await driver.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", run_id)
+        assert await replica.sweep() == 0
+        await asyncio.sleep(5.5)
+
+
+async def test_an_old_right_is_handed_over_also_when_that_takes_several_tries(
+    database: Database, replica: Replica
+) -> None:
+    """The database is away for longer than the lease; nobody has died."""
+    lease = Lease(database, workers, length=1)
+    await lease.register()
+    first = lease.worker_id
+    await claimed(database, await conversation(database), first)
+    lost = asyncio.Event()
+
+    async def on_loss() -> None:
+        lost.set()
+
+    keeping = asyncio.ensure_future(lease.keep(on_loss))
+    async with database.statement() as driver:
+        await driver.execute("ALTER TABLE workers RENAME TO away")
+        await lost.wait()
+        await asyncio.sleep(1)
+        await driver.execute("ALTER TABLE away RENAME TO workers")
+        async with asyncio.timeout(5):
+            while not lease.is_held:
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
+        released_at = await driver.fetchval("SELECT released_at FROM workers WHERE id = $1", first)
+    await lease.release()
+    await keeping
+
+    assert released_at is not None
+    assert await replica.sweep() == 1
+    assert replica.handler.begun[0].restarted is RestartReason.HANDED_OVER
+
+
+async def test_room_is_kept_for_turns_that_wait_for_a_process(
+    database: Database, lease: Lease
+) -> None:
+    replica = Replica(database, lease, max_turns=2)
+    held = [await claimed(database, await conversation(database), lease.worker_id) for _ in "12"]
+    for begun in held:
+        replica.engine.start(begun)
+    await claimed(database, await conversation(database), new_worker_id())
+    assert await replica.sweep() == 0
+    await finish(database, held[0])
+    await replica.engine.stop(held[0].claim.turn_id, 1)
+
+    with pytest.raises(OverloadedError), replica.engine.claiming(new_turn_id()):
+        pass
+    assert await replica.sweep() == 1
+    await finish(database, held[1])
+    await replica.engine.stop(held[1].claim.turn_id, 1)
+    assert await replica.sweep() == 0
+    with replica.engine.claiming(new_turn_id()):
+        pass
+    await replica.engine.stop_all()

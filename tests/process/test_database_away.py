@@ -22,9 +22,8 @@ from tests.sse import Block, blocks, read, text_of
 pytestmark = pytest.mark.process
 
 GRACE = 2
-# Seconds beyond the grace: stopping turns, the log, the lease, open connections, and as long again for
-# the driver to let go of a server that does not answer.
-STOPPING = 25
+# Seconds beyond the grace: stopping turns, the log, the lease, and what may be left to close.
+STOPPING = 15
 
 
 class Away:
@@ -262,6 +261,8 @@ async def test_a_shutdown_does_not_wait_for_a_frozen_database(
     async with asyncio.timeout(60):
         await running.process.wait()
     took = time.monotonic() - began
-    await asyncio.wait([sending])
+    answer = await sending
 
     assert took < GRACE + STOPPING
+    assert (answer.status_code, answer.json()["code"]) == (503, "draining")
+    assert answer.json()["turn_id"]

@@ -136,7 +136,7 @@ class _Run:
         self._tools = tools
         self._retries = retries
         self._skew = skew(step.now)
-        self._journalled = Journalled(step.journal, self._handle)
+        self._journalled = Journalled(step.journal, self._handle, self._skew)
         self._mapper = EventMapper(self._journalled.is_replayed)
         self._usage = RunUsage()
         self._messages: list[ModelMessage] = []
@@ -199,8 +199,10 @@ class _Run:
         lost = self._mapper.lost(self._new_messages())
         if lost is not None:
             self._messages.append(replace(lost, run_id=self._run_id))
-        events.extend(self._mapper.announce(self._new_messages()))
+        new = self._new_messages()
+        events.extend(self._mapper.announce(new))
         events.extend(self._mapper.interrupted())
+        events.extend(self._mapper.never_made(new))
         return events
 
     def result(self) -> StepResult:

@@ -5,10 +5,13 @@ execution", "Backends". Only steps with tools run so: without, the one answer of
 turn, and its end is committed at once.
 """
 
+import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 from pydantic_ai import RunContext
@@ -26,6 +29,8 @@ from pydantic_ai.durable_exec import (
 
 from app.steps import StepJournal
 
+_PLAIN = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
+
 _entry: ContextVar[str] = ContextVar("entry")
 
 
@@ -35,7 +40,11 @@ def current_entry() -> str:
 
 
 class Journalled(BaseDurabilityCapability[Any]):
-    """For one run of an agent. `handler` sees the model's events as they come."""
+    """For one run of an agent. `handler` sees the model's events as they come.
+
+    `skew` is how far this machine's clock is behind the database's: times in the journal are the
+    database's, those of the framework this machine's.
+    """
 
     engine_spec = DurabilityEngineSpec(
         engine_name="chat-workflow",
@@ -45,9 +54,11 @@ class Journalled(BaseDurabilityCapability[Any]):
         codec=JSON_CODEC,
     )
 
-    def __init__(self, journal: StepJournal, handler: EventStreamHandler[Any]) -> None:
+    def __init__(
+        self, journal: StepJournal, handler: EventStreamHandler[Any], skew: timedelta
+    ) -> None:
         super().__init__(event_stream_handler=handler, name="step")
-        self._backend = _Backend(journal)
+        self._backend = _Backend(journal, skew)
 
     @property
     def in_durable_context(self) -> bool:
@@ -68,10 +79,11 @@ class _Backend(JournalCallableOperationBackend[None]):
     answer made under that id.
     """
 
-    def __init__(self, journal: StepJournal) -> None:
+    def __init__(self, journal: StepJournal, skew: timedelta) -> None:
         nothing = RoleBasedOperationConfig[None](model=None, event=None, capability=None, tool=None)
         super().__init__(agent_name="step", config=nothing)
         self._journal = journal
+        self._skew = skew
         self._requests = 0
         self._calls: Counter[str] = Counter()
         self.replayed: set[str] = set()
@@ -97,22 +109,25 @@ class _Backend(JournalCallableOperationBackend[None]):
     async def _request(self, body: Callable[[], Awaitable[object]]) -> object:
         """One that fails is no entry, and the next try takes its place."""
         name = f"request/{self._requests + 1}"
-        result = self._found(name)
-        if result is None:
-            result = await body()
-            if _goes_on(result):
-                await self._journal.record(name, _dumped(result))
+        found = self._found(name)
+        if found is not None:
+            self._requests += 1
+            return _moved(found, -self._skew)
+        result = cast("dict[str, Any]", await body())
+        if _goes_on(result):
+            await self._journal.record(name, _dumped(_moved(result, self._skew)))
         self._requests += 1
         return result
 
     async def _call(self, call_id: str, body: Callable[[], Awaitable[object]]) -> object:
-        call = f"tool/{self._requests}/{call_id}"
+        call = f"tool/{self._requests}/{_plain(call_id)}"
         self._calls[call] += 1
         name = f"{call}/{self._calls[call]}"
         result = self._found(name)
         if result is not None:
             self.replayed.add(call_id)
             return result
+        await self._journal.require_ours()
         self.replayed.discard(call_id)
         token = _entry.set(name)
         try:
@@ -122,7 +137,7 @@ class _Backend(JournalCallableOperationBackend[None]):
         await self._journal.record(name, _dumped(result))
         return result
 
-    def _found(self, name: str) -> object | None:
+    def _found(self, name: str) -> dict[str, Any] | None:
         """Never null: a response and a call's result are objects."""
         text = self._journal.find(name)
         return None if text is None else json.loads(text)
@@ -134,11 +149,23 @@ def _call_id(cache_key: tuple[object, ...]) -> str:
     return contexts[0].tool_call_id or ""
 
 
-def _goes_on(response: object) -> bool:
+def _plain(call_id: str) -> str:
+    """A model may give its calls any name; in ours it stands for itself only if it is a plain one."""
+    if _PLAIN.fullmatch(call_id):
+        return call_id
+    return "sha256:" + hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _goes_on(response: dict[str, Any]) -> bool:
     """Whether more follows on this response, so that it must not be asked for again."""
-    document = cast("dict[str, Any]", response)
-    calls = any(part["part_kind"] == "tool-call" for part in document["parts"])
-    return calls or document["state"] == "suspended"
+    calls = any(part["part_kind"] == "tool-call" for part in response["parts"])
+    return calls or response["state"] == "suspended"
+
+
+def _moved(response: dict[str, Any], by: timedelta) -> dict[str, Any]:
+    """The same response, at that much later a time."""
+    moment = datetime.fromisoformat(response["timestamp"]) + by
+    return {**response, "timestamp": moment.isoformat()}
 
 
 def _dumped(result: object) -> str:

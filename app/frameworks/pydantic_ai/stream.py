@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -51,6 +52,7 @@ class EventMapper:
         self._told: dict[MessageId, int] = {}
         self._unannounced: list[str] = []
         self._started: dict[str, float] = {}
+        self._called: Counter[str] = Counter()
 
     def announce(self, messages: Sequence[ModelMessage]) -> Iterator[StepEvent]:
         """The framework goes from model to tools or back, or has stopped: tells of what is whole.
@@ -91,9 +93,21 @@ class EventMapper:
         """An end for each tool call that was told of and has none."""
         for call_id, started in self._started.items():
             yield ToolCallCompleted(
-                call_id, Outcome.INTERRUPTED, INTERRUPTED_RESULT, _since(started)
+                storable(call_id), Outcome.INTERRUPTED, INTERRUPTED_RESULT, _since(started)
             )
         self._started.clear()
+
+    def never_made(self, messages: Sequence[ModelMessage]) -> Iterator[StepEvent]:
+        """What the model called for and the framework did not call, as that is kept too."""
+        calls = [c for m in messages if isinstance(m, ModelResponse) for c in m.tool_calls]
+        told = self._called.copy()
+        for call in calls:
+            if told[call.tool_call_id] > 0:
+                told[call.tool_call_id] -= 1
+                continue
+            call_id = storable(call.tool_call_id)
+            yield ToolCallStarted(call_id, storable(call.tool_name), _args(call))
+            yield ToolCallCompleted(call_id, Outcome.INTERRUPTED, INTERRUPTED_RESULT, None)
 
     def map(self, event: AgentStreamEvent) -> Iterator[StepEvent]:
         match event:
@@ -105,7 +119,9 @@ class EventMapper:
                 yield ReasoningDelta(storable(text))
             case FunctionToolCallEvent(part=call):
                 self._started[call.tool_call_id] = time.monotonic()
-                yield ToolCallStarted(call.tool_call_id, call.tool_name, _args(call))
+                self._called[call.tool_call_id] += 1
+                name = storable(call.tool_name)
+                yield ToolCallStarted(storable(call.tool_call_id), name, _args(call))
             case FunctionToolResultEvent():
                 yield from self._result(event)
             case _:

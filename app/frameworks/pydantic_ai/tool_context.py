@@ -3,31 +3,57 @@
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic_ai import RunContext
 
+from app.errors import ConfigurationError
 from app.frameworks.pydantic_ai.journal import current_entry
 from app.steps import StepInput, ToolContext
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 
 def with_tool_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As the framework takes it. The model sees neither the parameter nor what it holds."""
-    first = next(iter(inspect.signature(function).parameters.values()), None)
-    if first is None or _hints(function).get(first.name) is not ToolContext:
+    """As the framework takes it. The model sees neither the parameter nor what it holds.
+
+    Raises ConfigurationError where a ToolContext stands anywhere else: the model would be asked
+    for it, and could say whom it likes.
+    """
+    hints = _hints(function)
+    mentioning = [name for name, hint in hints.items() if name != "return" and _mentions(hint)]
+    if not mentioning:
         return function
-    return _adapted(function, first)
+    first = next(iter(inspect.signature(function).parameters.values()))
+    if mentioning != [first.name] or hints[first.name] is not ToolContext:
+        raise _misplaced(function)
+    if first.kind not in _POSITIONAL:
+        raise _misplaced(function)
+    return _adapted(function, first, hints)
+
+
+def _misplaced(function: Callable[..., Any]) -> ConfigurationError:
+    rule = "a ToolContext must be the first parameter, annotated as that and nothing else"
+    return ConfigurationError(f"{function.__name__!r}: {rule}")
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Raises ConfigurationError when they cannot be told, e.g. names for type checkers only."""
     try:
-        return get_type_hints(function, include_extras=True)
-    except NameError:
-        # An annotation that only a type checker can resolve; the framework says so itself.
-        return {}
+        return get_type_hints(function)
+    except Exception as error:
+        # An annotation may be any expression.
+        name, kind = function.__name__, type(error).__name__
+        raise ConfigurationError(f"{name!r} has an annotation that raises {kind}") from error
 
 
-def _adapted(function: Callable[..., Any], first: inspect.Parameter) -> Callable[..., Any]:
+def _mentions(hint: Any) -> bool:
+    return hint is ToolContext or any(_mentions(each) for each in get_args(hint))
+
+
+def _adapted(
+    function: Callable[..., Any], first: inspect.Parameter, hints: dict[str, Any]
+) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
@@ -48,7 +74,8 @@ def _adapted(function: Callable[..., Any], first: inspect.Parameter) -> Callable
     ours = first.replace(annotation=annotation)
     seen = inspect.signature(function).replace(parameters=[ours, *parameters])
     vars(adapted).update(__signature__=seen)
-    adapted.__annotations__ = {**_hints(function), first.name: annotation}
+    with_extras = get_type_hints(function, include_extras=True)
+    adapted.__annotations__ = {**hints, **with_extras, first.name: annotation}
     del vars(adapted)["__wrapped__"]
     return adapted
 

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 from pydantic_ai import RunContext
@@ -31,7 +32,11 @@ logger = get_logger()
 LARGEST_RESULT = 200_000
 CUT = "\n[cut: {shown} of {whole} characters]"
 
-_FILES = (*MULTI_MODAL_CONTENT_TYPES, ToolReturn)
+_FILES = MULTI_MODAL_CONTENT_TYPES
+_KINDS = {
+    "tool-return",
+    *(each.default for kind in _FILES for each in fields(kind) if each.name == "kind"),
+}
 _FOR_THE_FRAMEWORK = (ModelRetry, ToolFailed, CallDeferred, ApprovalRequired, AgentRunError)
 
 
@@ -43,8 +48,11 @@ def load_tools(modules: Sequence[str], *, timeout: float) -> "GuardedToolset":
     functions = [function for module in modules for function in _functions_of(module)]
     try:
         return GuardedToolset(functions, seconds=timeout)
-    except UserError as error:
+    except (UserError, ConfigurationError) as error:
         raise ConfigurationError(f"CHAT_TOOLS: {error}") from error
+    except Exception as error:
+        # Annotations may be anything too, and are only looked at now.
+        raise ConfigurationError(f"CHAT_TOOLS: {type(error).__name__}: {error}") from error
 
 
 def _functions_of(name: str) -> list[Callable[..., Any]]:
@@ -122,8 +130,12 @@ def _is_cancelled() -> bool:
 def _sendable(result: Any) -> Any:
     """Text, JSON or a file, as journal and model take it; raises PydanticSerializationError.
 
-    A result of more than LARGEST_RESULT characters is cut there, and says so at its end.
+    A result of more than LARGEST_RESULT characters is cut there, and says so at its end. Of the
+    framework's ToolReturn only the value counts: what it would add to the conversation beside it
+    nobody was shown.
     """
+    if isinstance(result, ToolReturn):
+        return _sendable(cast("Any", result).return_value)
     sendable: Any = result
     if isinstance(result, str | dict | list | tuple):
         sendable = storable_json(cast("object", result))
@@ -134,8 +146,22 @@ def _sendable(result: Any) -> Any:
         text = to_json(sendable, inf_nan_mode="null", bytes_mode="base64").decode()
         sendable = json.loads(text)
     if len(text) <= LARGEST_RESULT:
-        return sendable
+        return text if _is_taken_for_a_file(sendable) else sendable
     return text[:LARGEST_RESULT] + CUT.format(shown=LARGEST_RESULT, whole=len(text))
+
+
+def _is_taken_for_a_file(value: object) -> bool:
+    """Whether somewhere in it is an object that the framework would read back as one of its own."""
+    match value:
+        case dict():
+            document = cast("dict[str, object]", value)
+            return document.get("kind") in _KINDS or any(
+                map(_is_taken_for_a_file, document.values())
+            )
+        case list():
+            return any(map(_is_taken_for_a_file, cast("list[object]", value)))
+        case _:
+            return False
 
 
 def _has_files(result: Any) -> bool:
