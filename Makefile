@@ -45,7 +45,7 @@ test: install
 
 # The groups of test-all that `make test` does not run.
 test-process: install
-	$(BIN)/pytest tests/process --timeout 120
+	$(BIN)/pytest -n 2 --dist loadfile tests/process --timeout 120
 
 test-performance: install
 	$(BIN)/pytest tests/performance --timeout 120

@@ -44,6 +44,8 @@ class LocalEngine:
         self._room_kept = 0
         self._draining = False
         self._closed = False
+        # Nobody has to wait any longer for a turn that does not stop.
+        self._over = asyncio.Event()
 
     @property
     def is_draining(self) -> bool:
@@ -98,7 +100,11 @@ class LocalEngine:
         task = self._tasks.get(turn_id)
         if task is None:
             return
-        await asyncio.wait([task], timeout=limit)
+        over = asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait([task, over], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
 
     @property
     def claims(self) -> Sequence[Claim]:
@@ -136,7 +142,10 @@ class LocalEngine:
             else:
                 await asyncio.sleep(pause)
         self._closed = True
-        await self.stop_all(stop_limit)
+        try:
+            await self.stop_all(stop_limit)
+        finally:
+            self._over.set()
 
     def _forget(self, turn_id: TurnId) -> None:
         self._tasks.pop(turn_id, None)

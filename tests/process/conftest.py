@@ -42,7 +42,6 @@ class Starter:
             "chat_data_dir": self._directory,
             "chat_model": "scripted",
             "chat_model_base_url": self._model.base_url,
-            "chat_lease": 2,
         }
         running = await service.launch(**{**defaults, **settings})
         self.all.append(running)

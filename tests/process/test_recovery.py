@@ -127,7 +127,7 @@ async def test_a_frozen_process_does_no_harm_when_it_wakes(
 ) -> None:
     gate = Gate()
     model.will_say("frozen ", Hold(gate), "late")
-    first, second = await started(), await started()
+    first, second = await started(chat_lease=2), await started(chat_lease=2)
     conversation = await create(first.client)
     sending = asyncio.ensure_future(send(first.client, conversation, "hi"))
     await gate.reached()
@@ -161,7 +161,7 @@ async def test_a_turn_whose_processes_keep_dying_fails_with_its_partial_text(
 ) -> None:
     gate = Gate()
     model.will_always(Reply(["half ", "an answer", Hold(gate)]))
-    first = await started()
+    first = await started(chat_lease=2)
     conversation = await create(first.client)
     sending = asyncio.ensure_future(send(first.client, conversation, "hi"))
     for attempt in (1, 2):
@@ -171,7 +171,7 @@ async def test_a_turn_whose_processes_keep_dying_fails_with_its_partial_text(
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.2)
         await first.kill()
-        first = await started()
+        first = await started(chat_lease=2)
     await asyncio.wait([sending])
     async with asyncio.timeout(20):
         while await turns(first, conversation) == [("running", 2)]:

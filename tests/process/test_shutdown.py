@@ -54,7 +54,7 @@ async def test_a_process_whose_own_work_breaks_exits_and_its_turns_go_on_elsewhe
     """A process that cannot sweep or renew must not go on as if it could."""
     gate = Gate()
     model.will_say("half", Hold(gate))
-    settings = {"database_url": postgres_url, "chat_auto_migrate": "on"}
+    settings = {"database_url": postgres_url, "chat_auto_migrate": "on", "chat_lease": 2}
     first = await started(**settings)
     conversation = await create(first.client)
     sending = asyncio.ensure_future(send(first.client, conversation, "hi"))

@@ -131,7 +131,7 @@ async def test_a_stream_of_a_killed_process_goes_on_at_the_next_one(
     """Who resumes is told that the turn was begun again, and then all of it."""
     gate = Gate()
     model.will(Reply(["half ", "an answer", Hold(gate)]))
-    first = await started()
+    first = await started(chat_lease=2)
     conversation = await create(first.client)
     before = await read(
         first.client,
@@ -144,7 +144,7 @@ async def test_a_stream_of_a_killed_process_goes_on_at_the_next_one(
     await asyncio.sleep(0.2)
     await first.kill()
 
-    second = await started()
+    second = await started(chat_lease=2)
     path = await _events_of(second, conversation)
     rest = await read(second.client, "GET", path, headers={"Last-Event-ID": before[-1].id or ""})
 
