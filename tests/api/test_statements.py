@@ -12,7 +12,7 @@ from app.settings import Settings
 from tests.api.test_conversations import create
 from tests.api.test_messages import send
 from tests.conftest import client_of, delete_all
-from tests.scripted_model import ScriptedModel
+from tests.scripted_model import CallTool, ScriptedModel
 
 BACKGROUND = (
     "workers",
@@ -77,6 +77,31 @@ async def test_a_blocking_turn_is_claim_context_finish_and_one_read(
     ]
     # The log's writer works for all turns at once: some of them share a flush.
     assert len(seen) - len(own) <= 2
+
+
+async def test_a_tool_call_costs_three_statements_more(
+    statements: tuple[Service, list[str]], model: ScriptedModel
+) -> None:
+    """The request's entry, a look at the fence, and the call's entry."""
+    service, seen = statements
+    async with client_of(service) as client:
+        conversation = await create(client)
+        await send(client, conversation, "warm up")
+        model.will_say(CallTool("c", "echo", '{"text": "x"}'))
+        seen.clear()
+
+        assert (await send(client, conversation, "hi")).json()["status"] == "completed"
+
+    own = [query for query in seen if FLUSH not in query]
+    assert [query.split()[:4] for query in own] == [
+        ["WITH", "run", "AS", "("],
+        ["WITH", "seen", "AS", "("],
+        ["WITH", "live", "AS", "("],
+        ["SELECT", "id", "FROM", "runs"],
+        ["WITH", "live", "AS", "("],
+        ["WITH", "run", "AS", "("],
+        ["SELECT", "turns.id,", "turns.run_id,", "turns.number,"],
+    ]
 
 
 async def test_a_refused_send_costs_two_statements(
