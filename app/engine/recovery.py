@@ -80,11 +80,11 @@ class Recovery:
         if self._engine.is_draining:
             return 0
         orphans = await self._orphans()
+        self._without_room = 0
         # What only has to be begun is quick; ending one by force may take a while.
         orphans.sort(key=lambda orphan: not self._may_go_on(orphan))
         recovered = sum([await self._recover(orphan) for orphan in orphans])
         self._engine.keep_room_for(self._without_room)
-        self._without_room = 0
         return recovered
 
     def _may_go_on(self, orphan: Orphan) -> bool:
