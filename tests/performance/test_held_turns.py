@@ -16,11 +16,13 @@ from app.chat.runner import ChatWorkflowRunner
 from app.chat.turn import Prompt
 from app.frameworks.pydantic_ai.agent import PydanticAIAgent
 from app.frameworks.pydantic_ai.models import OwnServer, opened_models
+from app.frameworks.pydantic_ai.toolsets import load_tools
 from app.ids import ConversationId, new_conversation_id, new_message_id, new_turn_id
 from app.messages.message import ConversationMessage, Envelope, Role, Side, Text
 from app.runs import TurnStatus
 from app.steps import StepInput, StepResult
 from tests.api.test_conversations import create
+from tests.conftest import TOOLS
 from tests.scripted_model import Gate, Hold, Reply, ScriptedModel
 
 TURNS = 200
@@ -38,7 +40,7 @@ async def test_200_held_turns_take_hardly_longer_with_storage_than_without(
 ) -> None:
     """The pool has five connections, of which the lease and the recorder keep one each."""
     async with opened_models("scripted", OwnServer(model.base_url, None)) as models:
-        agent = PydanticAIAgent(models, retries=0, tools=None)
+        agent = PydanticAIAgent(models, retries=0, tools=load_tools([TOOLS], timeout=60))
         bare = await _timed(model, [_bare_turn(agent) for _ in range(TURNS)])
     conversations = [await create(client) for _ in range(TURNS)]
     stored = await _timed(model, [_stored_turn(service.runner, name) for name in conversations])
