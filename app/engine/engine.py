@@ -24,7 +24,7 @@ class RunEngine(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """No turn runs here any more, nor will."""
+        """The grace is over: no turn is started here any more, and those that run are stopped."""
         ...
 
     def claiming(self, turn_id: TurnId) -> AbstractContextManager[WorkerId]:

@@ -122,9 +122,10 @@ class Lease:
         self._worker_id = new_worker_id()
         self._refused.clear()
         with suppress(DatabaseUnavailableError):
-            await self.register()
+            # First, so that a database that hangs meanwhile does not eat up the new right.
             await self._release(self._left_behind)
             self._left_behind.clear()
+            await self.register()
         if not self._is_held:
             await asyncio.sleep(self._renewal * RETRY)
 

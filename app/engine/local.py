@@ -53,7 +53,7 @@ class LocalEngine:
 
     @property
     def is_closed(self) -> bool:
-        """The drain is over: nothing is started here any more."""
+        """The grace is over: no turn is started here any more, and those that run are stopped."""
         return self._closed
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
+from pydantic import PydanticUserError
 from pydantic_ai import RunContext
 from pydantic_ai.exceptions import (
     AgentRunError,
@@ -48,11 +49,9 @@ def load_tools(modules: Sequence[str], *, timeout: float) -> "GuardedToolset":
     functions = [function for module in modules for function in _functions_of(module)]
     try:
         return GuardedToolset(functions, seconds=timeout)
-    except (UserError, ConfigurationError) as error:
-        raise ConfigurationError(f"CHAT_TOOLS: {error}") from error
-    except Exception as error:
-        # Annotations may be anything too, and are only looked at now.
-        raise ConfigurationError(f"CHAT_TOOLS: {type(error).__name__}: {error}") from error
+    except (UserError, PydanticUserError, ConfigurationError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigurationError(f"CHAT_TOOLS: {reason}") from error
 
 
 def _functions_of(name: str) -> list[Callable[..., Any]]:

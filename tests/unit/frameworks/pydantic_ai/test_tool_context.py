@@ -1,13 +1,15 @@
 """A tool may ask for whom it works; the model can neither see nor say it."""
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import pytest
 
 from app.errors import ConfigurationError
 from app.frameworks.pydantic_ai.tool_context import with_tool_context
-from app.frameworks.pydantic_ai.toolsets import GuardedToolset
+from app.frameworks.pydantic_ai.toolsets import GuardedToolset, load_tools
 from app.steps import ToolContext
 
 if TYPE_CHECKING:
@@ -87,3 +89,21 @@ def test_where_the_model_would_be_asked_for_it_the_start_is_refused(
 def test_an_annotation_that_cannot_be_read_is_one_line(function: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match="has an annotation that raises"):
         with_tool_context(function)
+
+
+def test_a_type_that_no_model_can_give_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Engine:
+        pass
+
+    def start(engine: Engine) -> str:
+        return "x"
+
+    module = ModuleType("strange_tools")
+    start.__module__ = module.__name__
+    start.__annotations__["engine"] = Engine
+    vars(module)["start"] = start
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    with pytest.raises(ConfigurationError, match=r"^CHAT_TOOLS: Unable to generate.*$") as refused:
+        load_tools([module.__name__], timeout=1)
+    assert "\n" not in str(refused.value)
