@@ -1,5 +1,7 @@
 """The processes of embedded servers, as the system shows them."""
 
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,3 +17,10 @@ def postmasters(directory: Path) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def send_to_postmasters(directory: Path, number: signal.Signals) -> None:
+    """A signal to each of them; one that ends in this moment has no need of it."""
+    for process in postmasters(directory):
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

@@ -5,6 +5,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import tempfile
 import time
@@ -21,7 +22,7 @@ import schemathesis
 from hypothesis import HealthCheck
 from schemathesis import Case, GenerationMode
 
-from tests.postmasters import postmasters
+from tests.postmasters import send_to_postmasters
 from tests.process.service import COMMAND, environment, run
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -118,8 +119,7 @@ def target() -> Generator[Target]:
         yield Target(_url_in(log), output.split()[0])
         serving.terminate()
         serving.wait(30)
-        for process in postmasters(folder):
-            process.kill()
+        send_to_postmasters(folder, signal.SIGKILL)
         faults = [line for line in log.read_text().splitlines() if '"request_broke"' in line]
         assert faults == []
 

@@ -1,6 +1,7 @@
 """What 2,000 idle followed conversations cost one process, and what others feel of them."""
 
 import asyncio
+import signal
 import statistics
 import tempfile
 import time
@@ -11,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.postmasters import postmasters
+from tests.postmasters import send_to_postmasters
 from tests.process import service
 from tests.process.service import RunningService
 
@@ -33,8 +34,7 @@ async def running() -> AsyncGenerator[RunningService]:
         running = await service.start(chat_data_dir=folder / "data", chat_streams_per_caller=10_000)
         yield running
         await running.terminate()
-        for process in postmasters(folder):
-            process.kill()
+        send_to_postmasters(folder, signal.SIGKILL)
 
 
 async def opened(url: httpx.URL, conversation: str) -> asyncio.StreamWriter:

@@ -1,12 +1,13 @@
 """A data directory and a starter of real services for each test."""
 
+import signal
 import tempfile
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import pytest
 
-from tests.postmasters import postmasters
+from tests.postmasters import send_to_postmasters
 from tests.process import service
 from tests.process.service import RunningService
 from tests.scripted_model import ScriptedModel
@@ -19,8 +20,7 @@ def directory() -> Generator[Path]:
         path = Path(name)
         path.chmod(0o755)
         yield path / "data"
-        for process in postmasters(path):
-            process.kill()
+        send_to_postmasters(path, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from app.storage import embedded
-from tests.postmasters import postmasters
+from tests.postmasters import send_to_postmasters
 from tests.process import service
 from tests.process.service import RunningService
 from tests.process.test_life import create, history, send
@@ -45,12 +45,10 @@ class Away:
             self._server = None
 
     def freeze(self) -> None:
-        for process in postmasters(self._directory):
-            process.send_signal(signal.SIGSTOP)
+        send_to_postmasters(self._directory, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        for process in postmasters(self._directory):
-            process.send_signal(signal.SIGCONT)
+        send_to_postmasters(self._directory, signal.SIGCONT)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import pytest
 from app.errors import EmbeddedPostgresError
 from app.storage import account, embedded, postgres_programs
 from app.storage.database import opened_database
-from tests.postmasters import postmasters
+from tests.postmasters import postmasters, send_to_postmasters
 
 pytestmark = pytest.mark.process
 spawn = multiprocessing.get_context("spawn")
@@ -34,8 +34,7 @@ def directory() -> Generator[Path]:
     path = Path(tempfile.mkdtemp(prefix="cw-embedded-"))
     path.chmod(0o755)
     yield path
-    for process in postmasters(path):
-        process.kill()
+    send_to_postmasters(path, signal.SIGKILL)
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -136,8 +135,7 @@ async def test_a_killed_process_does_not_count_as_a_user(directory: Path) -> Non
 async def test_committed_rows_survive_a_kill_of_the_server(directory: Path) -> None:
     server = embedded.start(directory)
     await query(server.url, "CREATE TABLE kept AS SELECT n FROM generate_series(1, 500) AS n")
-    for process in postmasters(directory):
-        process.send_signal(signal.SIGKILL)
+    send_to_postmasters(directory, signal.SIGKILL)
 
     again = embedded.start(directory)
     try:
@@ -304,8 +302,7 @@ async def test_a_server_that_died_is_started_again(directory: Path) -> None:
     server = embedded.start(directory)
     try:
         await query(server.url, "CREATE TABLE kept AS SELECT 1 AS n")
-        for process in postmasters(directory):
-            process.kill()
+        send_to_postmasters(directory, signal.SIGKILL)
         while postmasters(directory):
             time.sleep(0.01)
         server.ensure_running()

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from app.settings import Settings
 from app.storage.database import opened_database
-from tests.postmasters import postmasters
+from tests.postmasters import send_to_postmasters
 from tests.process import service
 from tests.process.conftest import Starter
 from tests.process.service import RunningService
@@ -97,8 +97,7 @@ async def test_a_kill_of_service_and_database_loses_no_answer(
     first = await started()
     conversation = await create(first.client)
     await send(first.client, conversation, "hi")
-    for process in postmasters(directory):
-        process.kill()
+    send_to_postmasters(directory, signal.SIGKILL)
     await first.kill()
 
     second = await started()
@@ -336,8 +335,7 @@ async def test_an_embedded_server_that_dies_is_started_again_and_a_turn_survives
     conversation = await create(running.client)
     sending = asyncio.ensure_future(send(running.client, conversation, "hi"))
     await gate.reached()
-    for process in postmasters(directory):
-        process.kill()
+    send_to_postmasters(directory, signal.SIGKILL)
     gate.open()
 
     answer = await sending
@@ -355,8 +353,7 @@ async def test_while_the_database_is_away_requests_are_told_so_and_it_comes_back
 ) -> None:
     running = await started()
     conversation = await create(running.client)
-    for process in postmasters(directory):
-        process.kill()
+    send_to_postmasters(directory, signal.SIGKILL)
 
     statuses = set[int]()
     async with asyncio.timeout(20):
