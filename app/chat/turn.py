@@ -52,7 +52,7 @@ from app.wire.problem import turn_problem
 logger = get_logger()
 
 CLAIM_ATTEMPTS = 3
-# Seconds that a client waits for the database to tell whether its turn was begun.
+# Seconds that a client waits, all told, for the database to tell whether its turn was begun.
 CLAIM_PATIENCE = 20.0
 
 
@@ -158,6 +158,7 @@ class ChatTurn:
     ) -> BegunTurn | None:
         """A claim whose commit is not known is made again: it then finds itself, or succeeds."""
         sent = False
+        deadline = asyncio.get_running_loop().time() + CLAIM_PATIENCE
 
         async def claim() -> BegunTurn | None:
             nonlocal sent
@@ -178,7 +179,7 @@ class ChatTurn:
             if not sent:
                 raise
         try:
-            async with asyncio.timeout(CLAIM_PATIENCE):
+            async with asyncio.timeout_at(deadline):
                 return await until_available(claim)
         except KeyTakenError:
             return None
