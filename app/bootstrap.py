@@ -37,12 +37,14 @@ from app.ids import TurnId
 from app.observability.logging import get_logger
 from app.privacy.erasure import Erasure
 from app.settings import Settings
-from app.storage.database import Database, opened_database
+from app.storage.database import Database, async_url, opened_database
 from app.storage.erasure_store import ErasureStore
 from app.storage.event_log import EventLog
 from app.storage.idempotency_store import IdempotencyStore
 from app.storage.journal import Journal
 from app.storage.key_store import KeyStore
+from app.storage.listener import Listener
+from app.storage.notices import CHANGES, EVENTS, RELEASES
 from app.storage.run_state_store import RunStateStore
 from app.storage.schema import SchemaState, migrate, require_usable_schema
 from app.storage.transcript_store import TranscriptStore
@@ -50,6 +52,8 @@ from app.storage.worker_store import WorkerStore
 from app.streaming.conversation_subscription import ConversationSubscriptions
 from app.streaming.conversation_watch import ConversationWatch
 from app.streaming.followers import Closing, Followers
+from app.streaming.foreign_turns import ForeignTurns
+from app.streaming.hints import Hints
 from app.streaming.pruning import Pruning
 from app.streaming.recorder import Recorder
 from app.streaming.subscription import Subscriptions
@@ -104,6 +108,8 @@ class Background:
     recovery: Recovery
     watch: Watch
     erasure: Erasure
+    foreign_turns: ForeignTurns
+    listener: Listener
 
     async def run(self, service: Service) -> None:
         async with asyncio.TaskGroup() as group:
@@ -113,6 +119,8 @@ class Background:
             group.create_task(self.recovery.keep_sweeping())
             group.create_task(self.erasure.keep_purging())
             group.create_task(service.conversation_watch.keep_looking())
+            group.create_task(self.foreign_turns.keep_reading())
+            group.create_task(self.listener.keep_listening())
             group.create_task(service.pruning.keep_pruning())
 
 
@@ -122,14 +130,18 @@ async def running_service(settings: Settings, database_url: str) -> AsyncGenerat
 
     When the database is away it is there all the same, answers 503, and begins when it is back.
     """
+    direct_url = direct_url_of(settings, database_url)
     async with (
         opened_models(settings.chat_model, _own_server(settings)) as models,
-        opened_database(database_url, pool_size=settings.chat_db_pool) as database,
+        opened_database(
+            database_url, pool_size=settings.chat_db_pool, pooled=settings.is_pooled
+        ) as database,
+        opened_database(direct_url, pool_size=1) as direct,
     ):
-        service, background = _assemble(settings, database, models)
+        service, background = _assemble(settings, database, direct, models)
 
         async def begin() -> None:
-            await prepare_schema(database_url, auto_migrate=settings.auto_migrate)
+            await prepare_schema(direct_url, auto_migrate=settings.auto_migrate)
             await service.lease.register()
 
         has_begun = await _begins_at_once(begin)
@@ -171,6 +183,15 @@ async def _work(
     await background.run(service)
 
 
+def direct_url_of(settings: Settings, database_url: str) -> str:
+    """The server's own, where `database_url` may lead to a pooler. Raises ConfigurationError."""
+    if settings.database_direct_url is None:
+        return database_url
+    url = settings.database_direct_url.get_secret_value()
+    async_url(url, name="DATABASE_DIRECT_URL")
+    return url
+
+
 async def prepare_schema(database_url: str, *, auto_migrate: bool) -> None:
     """Raises SchemaError when the schema is behind and may not be migrated here."""
     async with opened_database(database_url, pool_size=1, command_timeout=None) as database:
@@ -187,7 +208,9 @@ def _own_server(settings: Settings) -> OwnServer | None:
     return OwnServer(settings.chat_model_base_url, None if key is None else key.get_secret_value())
 
 
-def _assemble(settings: Settings, database: Database, models: Models) -> tuple[Service, Background]:
+def _assemble(
+    settings: Settings, database: Database, direct: Database, models: Models
+) -> tuple[Service, Background]:
     runs, transcripts, workers = RunStateStore(), TranscriptStore(), WorkerStore()
     event_log, followers, paths = EventLog(), Followers(), Paths(settings.chat_root_path)
     recorder = Recorder(database, event_log, followers, paths)
@@ -283,7 +306,21 @@ def _assemble(settings: Settings, database: Database, models: Models) -> tuple[S
         pruning=pruning,
         keys=keys,
     )
-    background = Background(recovery, watch, erasure)
+    hints = Hints(
+        followers,
+        conversation_watch,
+        held=lambda: {claim.run_id for claim in engine.claims},
+        look_after_turns=watch.bell.ring,
+        sweep=recovery.bell.ring,
+    )
+    heard = {EVENTS: hints.events, CHANGES: hints.changes, RELEASES: hints.releases}
+    background = Background(
+        recovery,
+        watch,
+        erasure,
+        ForeignTurns(database, event_log, followers),
+        Listener(direct, heard),
+    )
     return service, background
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -17,13 +17,13 @@ import uvloop
 from pydantic.fields import FieldInfo
 
 from app.api.application import described
-from app.bootstrap import prepare_schema
+from app.bootstrap import direct_url_of, prepare_schema
 from app.errors import ChatWorkflowError, DatabaseRefusedError, DatabaseUnavailableError
 from app.identity.keys import SCOPES, Keys
 from app.ids import KeyId
 from app.observability.logging import configure_logging
 from app.server import serve as serve_until_told
-from app.settings import Settings, SettingsError, load_settings, share_dotenv
+from app.settings import SECRETS, Settings, SettingsError, load_settings, share_dotenv
 from app.storage import embedded
 from app.storage.database import opened_database
 from app.storage.key_store import KeyStore
@@ -64,8 +64,13 @@ def _describe(name: str, field: FieldInfo) -> str:
 
 def _describe_settings() -> str:
     described = [_describe(name, field) for name, field in Settings.model_fields.items()]
-    note = "DATABASE_URL and CHAT_MODEL_API_KEY may also be given as …_FILE. A .env file is read."
+    note = f"{_names(SECRETS)} may also be given as …_FILE. A .env file is read."
     return "\n\n".join(["Settings, from the environment:", *described, note])
+
+
+def _names(fields: Sequence[str]) -> str:
+    *first, last = [name.upper() for name in fields]
+    return f"{', '.join(first)} and {last}"
 
 
 @app.command(epilog=_describe_settings())
@@ -85,7 +90,7 @@ def migrate() -> None:
     """Bring the database schema to this release's own revision."""
     settings = _configured()
     with _database(settings) as postgres:
-        asyncio.run(_migrate_when_there(postgres.url))
+        asyncio.run(_migrate_when_there(direct_url_of(settings, postgres.url)))
     print("The schema is up to date.")
 
 
@@ -194,7 +199,7 @@ async def _migrate(url: str) -> None:
 def _with_keys(work: Callable[[Keys], Awaitable[T]]) -> T:
     settings = _configured()
     with _database(settings) as postgres:
-        return asyncio.run(_on_keys(settings, postgres.url, work))
+        return asyncio.run(_on_keys(settings, direct_url_of(settings, postgres.url), work))
 
 
 async def _on_keys(settings: Settings, url: str, work: Callable[[Keys], Awaitable[T]]) -> T:

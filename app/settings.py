@@ -25,7 +25,8 @@ PREFIX = "CHAT_"
 OF_KUBERNETES = "CHAT_WORKFLOW_"
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
-SECRETS = ("database_url", "chat_model_api_key")
+DATABASE_URLS = ("DATABASE_URL", "DATABASE_DIRECT_URL")
+SECRETS = ("database_url", "database_direct_url", "chat_model_api_key")
 
 
 class SettingsError(ValueError):
@@ -49,6 +50,13 @@ class Settings(BaseModel):
     database_url: SecretStr | None = Field(
         default=None,
         description="PostgreSQL 15 or newer; unset: embedded PostgreSQL in CHAT_DATA_DIR",
+    )
+    database_direct_url: SecretStr | None = Field(
+        default=None,
+        description="the same database without a pooler: for LISTEN and migrations",
+    )
+    chat_db_pooler: Literal["none", "transaction"] = Field(
+        default="none", description="transaction: DATABASE_URL leads to PgBouncer in that mode"
     )
     chat_db_pool: int = Field(
         default=10, ge=3, le=1000, description="database connections of a process"
@@ -154,6 +162,12 @@ class Settings(BaseModel):
             raise ValueError(
                 "CHAT_MODEL_BASE_URL needs CHAT_MODEL, the model's name on that server"
             )
+        if self.database_direct_url is not None and self.database_url is None:
+            raise ValueError("DATABASE_DIRECT_URL needs DATABASE_URL")
+        if self.chat_db_pooler != "none" and self.database_direct_url is None:
+            raise ValueError(
+                "CHAT_DB_POOLER needs DATABASE_DIRECT_URL: nobody can listen through a pooler"
+            )
         if self.chat_auth == "none" and "*" in self.cors_origins:
             raise ValueError(
                 "CHAT_CORS_ORIGINS='*' would let every web page in: set CHAT_AUTH=keys"
@@ -191,6 +205,10 @@ class Settings(BaseModel):
             except ValueError:
                 raise ValueError("a proxy is an address or a network, like 10.0.0.0/8") from None
         return value
+
+    @property
+    def is_pooled(self) -> bool:
+        return self.chat_db_pooler == "transaction"
 
     @property
     def cors_origins(self) -> list[str]:
@@ -276,7 +294,7 @@ def _is_ours(name: str) -> bool:
     """Kubernetes tells every pod of a service named chat-workflow in variables that begin like ours."""
     if name.startswith(OF_KUBERNETES):
         return False
-    return name.startswith(PREFIX) or name in ("DATABASE_URL", "DATABASE_URL_FILE")
+    return name.startswith(PREFIX) or name.removesuffix("_FILE") in DATABASE_URLS
 
 
 def _field_of(name: str, value: str) -> tuple[str, str]:

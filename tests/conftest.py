@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -116,13 +117,8 @@ async def keyed(settings: Settings, postgres_url: str) -> AsyncGenerator[Service
 
 @pytest.fixture(scope="session")
 async def _url(_service: Service, settings: Settings) -> AsyncGenerator[str]:
-    """The service on a socket: streams come as they are made only over a real connection."""
-    server = Server(uvicorn_config(_service))
-    listener = listen(settings.model_copy(update={"chat_port": 0}))
-    serving = asyncio.ensure_future(server.serve([listener]))
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    await serving
+    async with on_a_socket(_service, settings) as url:
+        yield url
 
 
 @pytest.fixture
@@ -132,6 +128,17 @@ async def live(
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
     async with httpx.AsyncClient(base_url=_url, timeout=20, limits=limits) as client:
         yield client
+
+
+@asynccontextmanager
+async def on_a_socket(service: Service, settings: Settings) -> AsyncGenerator[str]:
+    """Streams come as they are made only over a real connection. Yields the service's URL."""
+    server = Server(uvicorn_config(service))
+    listener = listen(settings.model_copy(update={"chat_port": 0}))
+    serving = asyncio.ensure_future(server.serve([listener]))
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    await serving
 
 
 def client_of(service: Service, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:

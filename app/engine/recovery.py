@@ -1,10 +1,10 @@
 """Finds turns that nobody runs any more and sees to it that they end: begun again, or by force."""
 
-import asyncio
 import random
 import time
 from datetime import timedelta
 
+from app.bell import Bell
 from app.engine.forced_end import ForcedEnd
 from app.engine.lease import Lease
 from app.engine.local import LocalEngine
@@ -24,13 +24,14 @@ logger = get_logger()
 
 # Seconds between two sweeps: a turn that was handed over is to go on within two.
 INTERVAL = 1.0
+PAUSE = 0.1
 BATCH = 100
 TIDYING = 60.0
 KEEP_DEAD_WORKERS = timedelta(days=1)
 
 
 class Recovery:
-    """Sweeps at the start and then every second, give or take a fifth.
+    """Sweeps at the start and then every second, give or take a fifth, or when its bell rings.
 
     After the database was away nobody could renew: expired leases, unlike released ones, are left
     alone until everyone has had one lease length to do so.
@@ -62,6 +63,7 @@ class Recovery:
         self._without_room = 0
         self._last_error = float("-inf")
         self._tidied_at = float("-inf")
+        self.bell = Bell(pause=PAUSE)
 
     async def keep_sweeping(self) -> None:
         while True:
@@ -70,7 +72,7 @@ class Recovery:
                 await self._tidy()
             except DatabaseUnavailableError:
                 self._last_error = time.monotonic()
-            await asyncio.sleep(INTERVAL * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            await self.bell.wait(INTERVAL * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
 
     async def sweep(self) -> int:
         """Begins again, or ends, the orphaned turns that there are now; returns how many.

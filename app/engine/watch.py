@@ -1,8 +1,8 @@
 """Looks after the turns that run here: whether they were cancelled elsewhere, or are ours no more."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 
+from app.bell import Bell
 from app.errors import DatabaseUnavailableError
 from app.ids import TurnId
 from app.observability.logging import get_logger
@@ -12,11 +12,13 @@ from app.storage.run_state_store import RunStateStore
 
 logger = get_logger()
 
+# Seconds between two looks, and at the least.
 INTERVAL = 0.5
+PAUSE = 0.02
 
 
 class Watch:
-    """One query for all turns of the process; a notification may only make it come sooner."""
+    """One query for all turns of the process; `bell` makes it come sooner."""
 
     def __init__(
         self,
@@ -30,10 +32,11 @@ class Watch:
         self._runs = runs
         self._claims = claims
         self._interrupt = interrupt
+        self.bell = Bell(pause=PAUSE)
 
     async def keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(INTERVAL)
+            await self.bell.wait(INTERVAL)
             try:
                 await self._look()
             except DatabaseUnavailableError:

@@ -44,6 +44,9 @@ LOCK_TIMEOUT = "5s"
 _SERVER_SETTINGS = {
     "application_name": "chat-workflow",
     "timezone": "UTC",
+}
+# Those that PgBouncer does not take from a client: behind one, its `connect_query` sets them.
+_TIMEOUTS = {
     "lock_timeout": LOCK_TIMEOUT,
     # Of a process that is frozen, or whose host is lost, in the middle of a transaction: its locks
     # would hold up everyone else. Our transactions never wait for anything but the database.
@@ -51,6 +54,15 @@ _SERVER_SETTINGS = {
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
+}
+
+_UNPOOLED = {"server_settings": {**_SERVER_SETTINGS, **_TIMEOUTS}}
+# A statement that was prepared in one session is not known in the next; the first is the driver's
+# own cache, the second that of SQLAlchemy.
+_POOLED = {
+    "server_settings": _SERVER_SETTINGS,
+    "statement_cache_size": 0,
+    "prepared_statement_cache_size": 0,
 }
 
 _REFUSED = (
@@ -86,9 +98,17 @@ class Database:
     """A pool of at most `pool_size` connections to one PostgreSQL."""
 
     def __init__(
-        self, url: str, *, pool_size: int, command_timeout: float | None = COMMAND_TIMEOUT
+        self,
+        url: str,
+        *,
+        pool_size: int,
+        command_timeout: float | None = COMMAND_TIMEOUT,
+        pooled: bool = False,
     ) -> None:
-        """`command_timeout` in seconds, for one statement; None: no limit, as migrations need."""
+        """`command_timeout` in seconds, for one statement; None: no limit, as migrations need.
+
+        `pooled`: a pooler stands before the server and may give each transaction another session.
+        """
         self.url = async_url(url)
         self.engine: AsyncEngine = create_async_engine(
             self.url,
@@ -102,7 +122,7 @@ class Database:
             connect_args={
                 "timeout": CONNECT_TIMEOUT,
                 "command_timeout": command_timeout,
-                "server_settings": _SERVER_SETTINGS,
+                **(_POOLED if pooled else _UNPOOLED),
             },
         )
         event.listen(self.engine.sync_engine, "checkout", _refuse_dead)
@@ -152,10 +172,14 @@ class Database:
 
 @asynccontextmanager
 async def opened_database(
-    url: str, *, pool_size: int, command_timeout: float | None = COMMAND_TIMEOUT
+    url: str,
+    *,
+    pool_size: int,
+    command_timeout: float | None = COMMAND_TIMEOUT,
+    pooled: bool = False,
 ) -> AsyncGenerator[Database]:
     """A database whose connections are closed at the end of the block."""
-    database = Database(url, pool_size=pool_size, command_timeout=command_timeout)
+    database = Database(url, pool_size=pool_size, command_timeout=command_timeout, pooled=pooled)
     try:
         yield database
     finally:
@@ -219,20 +243,20 @@ _PARAMETERS = {
 _IGNORED = {"application_name", "connect_timeout", "channel_binding", "gssencmode"}
 
 
-def async_url(url: str) -> URL:
+def async_url(url: str, *, name: str = "DATABASE_URL") -> URL:
     """Any PostgreSQL URL, made one for asyncpg. Raises ConfigurationError without the URL in it."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise ConfigurationError("DATABASE_URL is not a URL") from None
+        raise ConfigurationError(f"{name} is not a URL") from None
     if parsed.drivername.partition("+")[0] not in ("postgres", "postgresql"):
-        raise ConfigurationError("DATABASE_URL is not a postgresql:// URL")
+        raise ConfigurationError(f"{name} is not a postgresql:// URL")
     unknown = set(parsed.query) - set(_PARAMETERS) - _IGNORED
     if unknown:
-        raise ConfigurationError(f"DATABASE_URL has an unknown parameter {min(unknown)!r}")
+        raise ConfigurationError(f"{name} has an unknown parameter {min(unknown)!r}")
     port = parsed.query.get("port", "0")
     if not (isinstance(port, str) and port.isdigit() and int(port) <= 65_535):
-        raise ConfigurationError("DATABASE_URL has a port that is none")
+        raise ConfigurationError(f"{name} has a port that is none")
     query = {
         _PARAMETERS[name]: value for name, value in parsed.query.items() if name in _PARAMETERS
     }

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.caller import Caller
 from app.ids import ConversationId, TurnId
 from app.storage.database import Driver
+from app.storage.notices import CHANGES, told
 from app.storage.tables import events, idempotency_keys, journal, messages, runs, turns
 from app.storage.visibility import owned, visible
 
@@ -57,6 +58,7 @@ class ErasureStore:
                 version=runs.c.version + 1,
                 erased_at=func.now(),
             )
+            .returning(told(CHANGES, runs.c.id))
         )
         return row.active_turn_id, row.next_message_seq - 1
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from app.ids import ConversationId, TurnId
-from app.runs import Claim
+from app.runs import Claim, TurnStatus
 from app.storage.database import Driver, Row
+from app.storage.notices import EVENTS, MANY, MOST_IDS
 from app.wire.event import Frame, lines, parse_lines
 
 
@@ -24,6 +25,28 @@ class Batch:
     @property
     def last_seq(self) -> int:
         return self.frames[-1].seq or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a turn's log was read."""
+
+    run_id: ConversationId
+    turn_id: TurnId
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What lies behind a place, and how the turn stood then; `status` None: it was erased.
+
+    `is_full`: there may be more.
+    """
+
+    turn_id: TurnId
+    status: TurnStatus | None
+    frames: Sequence[Frame]
+    is_full: bool
 
 
 class EventLog:
@@ -51,8 +74,20 @@ class EventLog:
     ) -> list[Frame]:
         """The frames after that seq, until `limit` characters are reached; none once erased."""
         rows: Sequence[Row] = await driver.fetch(_READ, run_id, turn_id, after, limit)
-        frames = [frame for row in rows for frame in parse_lines(row["frames"])]
-        return [frame for frame in frames if frame.seq is not None and frame.seq > after]
+        return _frames_of([row["frames"] for row in rows], after)
+
+    async def read_many(
+        self, driver: Driver, places: Sequence[Place], *, limit: int
+    ) -> Sequence[Progress]:
+        """The same for many turns in one statement, of each until `limit` characters are reached."""
+        rows: Sequence[Row] = await driver.fetch(
+            _READ_MANY,
+            [place.run_id for place in places],
+            [place.turn_id for place in places],
+            [place.after for place in places],
+            limit,
+        )
+        return [_progress(row) for row in rows]
 
     async def last_seq(self, driver: Driver, run_id: ConversationId, turn_id: TurnId) -> int:
         """Of the last committed event; 0 when there is none."""
@@ -68,6 +103,17 @@ class EventLog:
         return row["removed"]
 
 
+def _frames_of(texts: Sequence[str], after: int) -> list[Frame]:
+    frames = [frame for text in texts for frame in parse_lines(text)]
+    return [frame for frame in frames if frame.seq is not None and frame.seq > after]
+
+
+def _progress(row: Row) -> Progress:
+    status = None if row["status"] is None else TurnStatus(row["status"])
+    frames = _frames_of(row["texts"], row["after"])
+    return Progress(TurnId(row["turn_id"]), status, frames, row["is_full"])
+
+
 def _columns(batches: Sequence[Batch]) -> tuple[list[object], ...]:
     return (
         [batch.claim.run_id for batch in batches],
@@ -81,34 +127,61 @@ def _columns(batches: Sequence[Batch]) -> tuple[list[object], ...]:
 
 # The answer names the turns that passed the fence, not the rows that were inserted: a batch that is
 # sent again inserts none. Several runs are locked in the order of their ids.
-_STATEMENT = """
+_STATEMENT = f"""
 WITH batch AS (
     SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::int[], $5::int[], $6::text[])
         AS batch (run_id, turn_id, fence, first_seq, last_seq, frames)
 ), live AS (
-    SELECT batch.turn_id FROM runs
+    SELECT batch.run_id, batch.turn_id FROM runs
     JOIN batch ON runs.id = batch.run_id AND runs.active_turn_id = batch.turn_id
         AND runs.fence = batch.fence
-    ORDER BY runs.id FOR SHARE OF runs {wait}
+    ORDER BY runs.id FOR SHARE OF runs {{wait}}
 ), written AS (
     INSERT INTO events (run_id, turn_id, first_seq, last_seq, frames)
     SELECT run_id, turn_id, first_seq, last_seq, frames FROM batch
     WHERE turn_id IN (SELECT turn_id FROM live)
     ON CONFLICT DO NOTHING
 )
-SELECT turn_id FROM live
-"""
+SELECT turn_id, (
+    SELECT pg_notify('{EVENTS}', CASE WHEN count(*) > {MOST_IDS} THEN '{MANY}'
+                                 ELSE string_agg(run_id::text, ' ') END) FROM live) AS told
+FROM live
+"""  # noqa: S608 - our own constants
 _APPEND = _STATEMENT.format(wait="SKIP LOCKED")
 _APPEND_ALONE = _STATEMENT.format(wait="")
 
+# Batches lie without a gap: the first of interest is the last that begins at or before the place.
 _READ = """
 SELECT frames FROM (
     SELECT first_seq, frames,
            sum(octet_length(frames)) OVER (ORDER BY first_seq) - octet_length(frames) AS before
     FROM events JOIN runs ON runs.id = run_id
     WHERE run_id = $1 AND turn_id = $2 AND last_seq > $3 AND erased_at IS NULL
+        AND first_seq >= coalesce((
+            SELECT max(first_seq) FROM events
+            WHERE run_id = $1 AND turn_id = $2 AND first_seq <= $3 + 1), 1)
 ) AS rest
 WHERE before < $4 ORDER BY first_seq
+"""
+
+_READ_MANY = """
+SELECT place.turn_id, place.after, turns.status, coalesce(rest.texts, '{}') AS texts,
+       coalesce(rest.size, 0) >= $4 AS is_full
+FROM unnest($1::uuid[], $2::uuid[], $3::int[]) AS place (run_id, turn_id, after)
+LEFT JOIN runs ON runs.id = place.run_id AND runs.erased_at IS NULL
+LEFT JOIN turns ON turns.id = place.turn_id AND turns.run_id = runs.id
+LEFT JOIN LATERAL (
+    SELECT array_agg(frames ORDER BY first_seq) AS texts, sum(octet_length(frames)) AS size FROM (
+        SELECT first_seq, frames,
+               sum(octet_length(frames)) OVER (ORDER BY first_seq) - octet_length(frames) AS before
+        FROM events
+        WHERE events.run_id = runs.id AND events.turn_id = place.turn_id
+            AND last_seq > place.after AND first_seq >= coalesce((
+                SELECT max(first_seq) FROM events AS begun
+                WHERE begun.run_id = runs.id AND begun.turn_id = place.turn_id
+                    AND begun.first_seq <= place.after + 1), 1)
+    ) AS rows WHERE before < $4
+) AS rest ON true
 """
 
 _LAST_SEQ = """

@@ -27,6 +27,7 @@ from app.runs import (
 )
 from app.storage.database import Driver, Row
 from app.storage.idempotency_store import RequestKey
+from app.storage.notices import CHANGES, EVENTS, told
 from app.storage.tables import runs, turns
 from app.storage.visibility import visible
 from app.wire.event import Frame, lines
@@ -314,9 +315,9 @@ class RunStateStore:
     async def _change(
         self, connection: AsyncConnection, run_id: ConversationId, values: Mapping[str, object]
     ) -> Run:
-        await connection.execute(
-            update(runs).where(runs.c.id == run_id).values(**values, version=runs.c.version + 1)
-        )
+        change = update(runs).where(runs.c.id == run_id)
+        change = change.values(**values, version=runs.c.version + 1)
+        await connection.execute(change.returning(told(CHANGES, runs.c.id)))
         return await self._read(connection, run_id)
 
     async def _read(self, connection: AsyncConnection, run_id: ConversationId) -> Run:
@@ -558,7 +559,7 @@ WHERE runs.id = $1 AND active_turn_id = $2
 """
 
 # A sum stays unknown only as long as every turn's count was.
-_FINISH = """
+_FINISH = f"""
 WITH run AS (
     UPDATE runs
     SET active_turn_id = NULL, worker_id = NULL, version = version + 1,
@@ -592,8 +593,8 @@ WITH run AS (
                      $22::timestamptz[])
         WITH ORDINALITY AS new (id, role, status, content, metadata, created_at, place)
 )
-SELECT id FROM run
-"""
+SELECT pg_notify('{EVENTS}', id::text) FROM run
+"""  # noqa: S608 - our own constant
 
 _ORPHANS = """
 SELECT turns.*, runs.fence, workers.released_at IS NULL AS died
@@ -640,15 +641,15 @@ WHERE id = (
 RETURNING fence, clock_timestamp() AS now
 """
 
-_REQUEST_CANCEL = """
+_REQUEST_CANCEL = f"""
 UPDATE turns
 SET cancel_requested_at = coalesce(cancel_requested_at, now()),
     cancel_requested_by = coalesce(cancel_requested_by, $2)
 FROM runs
 WHERE runs.id = $1 AND (runs.user_id = $2 OR $3) AND runs.erased_at IS NULL
     AND turns.id = runs.active_turn_id AND ($4::uuid IS NULL OR turns.id = $4)
-RETURNING turns.*, runs.fence
-"""
+RETURNING turns.*, runs.fence, pg_notify('{CHANGES}', runs.id::text)
+"""  # noqa: S608 - our own constant
 
 _CANCEL_REQUESTED = """
 SELECT cancel_requested_at IS NOT NULL AS requested FROM turns WHERE id = $1

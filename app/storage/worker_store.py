@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from app.ids import WorkerId
 from app.storage.database import Driver, Row
+from app.storage.notices import RELEASES
 
 
 class WorkerStore:
@@ -22,9 +23,7 @@ class WorkerStore:
 
     async def release(self, driver: Driver, *worker_ids: WorkerId) -> None:
         """Says that whatever still runs under these ids is free to be taken at once."""
-        await driver.execute(
-            "UPDATE workers SET released_at = now() WHERE id = ANY($1::uuid[])", list(worker_ids)
-        )
+        await driver.execute(_RELEASE, list(worker_ids))
 
     async def forget_dead(self, driver: Driver, *, keep: timedelta) -> None:
         """Removes long dead workers; never one that a run still points to."""
@@ -36,6 +35,13 @@ UPDATE workers SET alive_until = now() + $2
 WHERE id = $1 AND released_at IS NULL AND alive_until > now()
 RETURNING id
 """
+
+_RELEASE = f"""
+WITH released AS (
+    UPDATE workers SET released_at = now() WHERE id = ANY($1::uuid[]) RETURNING id
+)
+SELECT pg_notify('{RELEASES}', '') FROM released LIMIT 1
+"""  # noqa: S608 - our own constant
 
 _FORGET = """
 DELETE FROM workers

@@ -1,9 +1,10 @@
 """Wakes who follows a conversation when something of it has changed, here or in another process."""
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Set
 from contextlib import contextmanager
 
+from app.bell import Bell
 from app.errors import DatabaseUnavailableError
 from app.ids import ConversationId
 from app.observability.logging import get_logger
@@ -12,18 +13,22 @@ from app.storage.run_state_store import RunStateStore
 
 logger = get_logger()
 
+# Seconds between two looks, and at the least.
 INTERVAL = 0.5
+PAUSE = 0.02
 
 
 class ConversationWatch:
     """One query for all followed conversations of the process, however many streams there are.
 
-    A change made here rings at once; the query finds it too, and those of other processes.
+    A change made here rings its followers at once; the query finds it too, and those of other
+    processes. `bell` makes it look sooner.
     """
 
     def __init__(self, database: Database, runs: RunStateStore) -> None:
         self._database = database
         self._runs = runs
+        self.bell = Bell(pause=PAUSE)
         self._bells: dict[ConversationId, set[asyncio.Event]] = {}
         self._versions: dict[ConversationId, int] = {}
 
@@ -31,6 +36,10 @@ class ConversationWatch:
     def streams(self) -> int:
         """How many followers there are."""
         return sum(len(bells) for bells in self._bells.values())
+
+    @property
+    def followed(self) -> Set[ConversationId]:
+        return self._bells.keys()
 
     @contextmanager
     def following(self, run_id: ConversationId, version: int) -> Generator[asyncio.Event]:
@@ -61,7 +70,7 @@ class ConversationWatch:
 
     async def keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(INTERVAL)
+            await self.bell.wait(INTERVAL)
             try:
                 await self._look()
             except DatabaseUnavailableError:

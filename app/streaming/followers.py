@@ -1,4 +1,4 @@
-"""What was committed here a moment ago, for those who follow it, and the bell that wakes them."""
+"""What was committed a moment ago, for those who follow it, and the bell that wakes them."""
 
 import asyncio
 from collections import deque
@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from enum import Enum
 from weakref import WeakValueDictionary
 
-from app.ids import TurnId
+from app.bell import Bell
+from app.ids import ConversationId, TurnId
 from app.wire.event import Frame
 
 # Characters of a turn's latest frames that are kept at hand; who is further behind reads the table.
 WINDOW = 256 * 1024
+# Seconds between two looks at other processes' turns: as long as their writers' own pause.
+PAUSE = 0.02
 
 
 class Closing(Enum):
@@ -22,7 +25,7 @@ class Closing(Enum):
 
 
 class Feed:
-    """The latest committed frames of one turn that runs here. Readers keep their own place."""
+    """The latest committed frames of one running turn. Readers keep their own place."""
 
     def __init__(self, last_seq: int) -> None:
         """`last_seq`: of the last event that was committed before, by whichever process."""
@@ -66,11 +69,23 @@ class Feed:
         self._changed = asyncio.Event()
 
 
+class ForeignFeed(Feed):
+    """Of a turn that runs in another process; `foreign_turns.py` fills it from the table."""
+
+    def __init__(self, run_id: ConversationId, turn_id: TurnId, last_seq: int) -> None:
+        super().__init__(last_seq)
+        self.run_id = run_id
+        self.turn_id = turn_id
+
+
 class Followers:
-    """The feeds of the turns that run in this process."""
+    """The feeds of the turns that run in this process, and of those elsewhere that are followed."""
 
     def __init__(self) -> None:
         self._feeds: dict[TurnId, Feed] = {}
+        # There for as long as somebody reads it.
+        self._foreign: WeakValueDictionary[TurnId, ForeignFeed] = WeakValueDictionary()
+        self.foreign_bell = Bell(pause=PAUSE)
         # Ended, but somebody still reads: an erasure has to reach them too.
         self._ended: WeakValueDictionary[TurnId, Feed] = WeakValueDictionary()
         self._shutting_down = asyncio.Event()
@@ -82,7 +97,24 @@ class Followers:
     def feed(self, turn_id: TurnId) -> Feed | None:
         return self._feeds.get(turn_id)
 
+    def foreign(self, run_id: ConversationId, turn_id: TurnId, after: int) -> Feed:
+        """The feed of a turn that does not run here; a new one begins after that seq."""
+        feed = self._foreign.get(turn_id)
+        if feed is None:
+            self._foreign[turn_id] = feed = ForeignFeed(run_id, turn_id, after)
+            self.foreign_bell.ring()
+        if self._shutting_down.is_set():
+            feed.close(Closing.SHUTDOWN)
+        return feed
+
+    @property
+    def followed_elsewhere(self) -> Sequence[ForeignFeed]:
+        """What `foreign` has given and somebody still reads, but for what has ended."""
+        return [feed for feed in self._foreign.values() if feed.closing is None]
+
     def open(self, turn_id: TurnId, last_seq: int = 0) -> Feed:
+        """The feed of a turn that runs here from now on."""
+        self._leave(turn_id, Closing.LOST)
         feed = self._feeds.setdefault(turn_id, Feed(last_seq))
         if self._shutting_down.is_set():
             feed.close(Closing.SHUTDOWN)
@@ -95,6 +127,8 @@ class Followers:
             self._ended[turn_id] = feed
 
     def close(self, turn_id: TurnId, closing: Closing) -> None:
+        if closing is Closing.DELETED:
+            self._leave(turn_id, closing)
         feed = self._feeds.pop(turn_id, None)
         if feed is None and closing is Closing.DELETED:
             feed = self._ended.get(turn_id)
@@ -110,5 +144,16 @@ class Followers:
     def shut_down(self) -> None:
         """Every stream that is still open ends with `stream.closing`."""
         self._shutting_down.set()
+        for turn_id in list(self._foreign):
+            self._leave(turn_id, Closing.SHUTDOWN)
         for turn_id in list(self._feeds):
             self.close(turn_id, Closing.SHUTDOWN)
+
+    def leave(self, feed: ForeignFeed, closing: Closing) -> None:
+        """Nothing more comes from elsewhere."""
+        self._leave(feed.turn_id, closing)
+
+    def _leave(self, turn_id: TurnId, closing: Closing) -> None:
+        feed = self._foreign.pop(turn_id, None)
+        if feed is not None:
+            feed.close(closing)

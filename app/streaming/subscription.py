@@ -4,9 +4,7 @@ Frames come from memory while the reader keeps up with a turn that runs here, el
 at the reader's own pace. No connection is held between two reads.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from app.errors import DatabaseUnavailableError
@@ -22,8 +20,6 @@ from app.wire.paths import Paths
 
 # Characters after which one read of the table stops; a single event may be larger.
 PAGE = 256 * 1024
-# Seconds between two looks at a turn that does not run here.
-POLL = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +103,10 @@ class _Reader:
             return self._closed(Closing.DELETED)
         if status.is_terminal:
             return await self._from_table() or await self._from_transcript()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(POLL):
-                await source.followers.shutting_down.wait()
         # It may have been taken over by this process meanwhile.
-        self._feed = source.followers.feed(turn.id)
-        return self._closed(Closing.SHUTDOWN) if source.followers.shutting_down.is_set() else ()
+        here = source.followers.feed(turn.id)
+        self._feed = here or source.followers.foreign(turn.run_id, turn.id, self._seq)
+        return ()
 
     async def _from_transcript(self) -> Sequence[Frame]:
         source, turn = self._source, self._turn
