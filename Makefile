@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: install serve check test test-all test-process test-browser test-fuzz test-containers \
-  test-histories test-chaos test-performance test-postgres15 debian-postgres15 debian-faketime debian-chromium bench openapi lock clean
+  test-proxy test-histories test-chaos test-performance test-postgres15 debian-postgres15 debian-proxies debian-faketime debian-chromium bench openapi lock clean
 
 HAS_WHEEL = $(BIN)/python -c 'import platform as p, sys; \
   sys.exit(not (p.system() == "Darwin" or (p.libc_ver()[0] == "glibc" and p.machine() in ("x86_64", "aarch64"))))'
@@ -79,13 +79,22 @@ test-browser: install debian-chromium
 	$(BIN)/pytest tests/browser
 
 # Everything that `make test` leaves out; CI runs both.
-test-all: test-process test-browser test-fuzz test-containers test-histories test-chaos test-performance test-postgres15
+test-all: test-process test-proxy test-browser test-fuzz test-containers test-histories test-chaos test-performance test-postgres15
+
+# The tests of the API again, each request through nginx to one of two replicas, their statements
+# through PgBouncer; and what only happens behind these.
+test-proxy: install debian-proxies
+	$(BIN)/pytest -n 2 --dist loadfile tests/api --through-proxies
+	$(BIN)/pytest tests/proxy --timeout 120
 
 debian-postgres15:
 	test -x /usr/lib/postgresql/15/bin/postgres || { apt-get update -q && apt-get install -y -q --no-install-recommends postgresql-15; }
 
 debian-faketime:
 	test -x /usr/bin/faketime || { apt-get update -q && apt-get install -y -q --no-install-recommends faketime; }
+
+debian-proxies:
+	test -x /usr/sbin/nginx -a -x /usr/sbin/pgbouncer || { apt-get update -q && apt-get install -y -q --no-install-recommends nginx-light pgbouncer; }
 
 debian-chromium:
 	test -x /usr/bin/chromium || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; }

@@ -143,6 +143,8 @@ async def running_service(settings: Settings, database_url: str) -> AsyncGenerat
         async def begin() -> None:
             await prepare_schema(direct_url, auto_migrate=settings.auto_migrate)
             await service.lease.register()
+            if await database.lacks_timeouts():
+                logger.warning("no_lock_timeout", hint="PgBouncer: see deploy/pgbouncer.ini")
 
         has_begun = await _begins_at_once(begin)
         async with asyncio.TaskGroup() as group:
@@ -222,12 +224,16 @@ def _assemble(
     turn = ChatTurn(database, runs, transcripts, request_keys, Journal(), executor, recorder)
     lease = Lease(database, workers, length=settings.chat_lease)
     forced_end = ForcedEnd(database, runs, transcripts, event_log, paths)
+
+    def read_elsewhere(turn_id: TurnId) -> None:
+        followers.close(turn_id, Closing.LOST)
+
     engine = LocalEngine(
         turn,
         lease,
         forced_end,
         max_turns=settings.chat_max_turns_per_process,
-        on_end=lambda turn_id: followers.close(turn_id, Closing.LOST),
+        on_end=read_elsewhere,
     )
     recovery = Recovery(
         database,
@@ -240,7 +246,13 @@ def _assemble(
         lease_length=settings.chat_lease,
         attempts=settings.chat_turn_attempts,
     )
-    watch = Watch(database, runs, claims=lambda: engine.claims, interrupt=engine.interrupt)
+    watch = Watch(
+        database,
+        runs,
+        claims=lambda: engine.claims,
+        interrupt=engine.interrupt,
+        on_lost=read_elsewhere,
+    )
 
     async def stop_erased(turn_id: TurnId) -> None:
         followers.close(turn_id, Closing.DELETED)

@@ -22,12 +22,15 @@ from app.errors import ChatWorkflowError, DatabaseRefusedError, DatabaseUnavaila
 from app.identity.keys import SCOPES, Keys
 from app.ids import KeyId
 from app.observability.logging import configure_logging
+from app.server import listen
 from app.server import serve as serve_until_told
 from app.settings import SECRETS, Settings, SettingsError, load_settings, share_dotenv
 from app.storage import embedded
 from app.storage.database import opened_database
 from app.storage.key_store import KeyStore
 from app.storage.schema import migrate as migrate_schema
+from app.supervised import Supervised
+from app.supervisor import Supervisor, require_connections
 from app.wire.moment import rfc3339
 
 T = TypeVar("T")
@@ -74,15 +77,37 @@ def _names(fields: Sequence[str]) -> str:
 
 
 @app.command(epilog=_describe_settings())
-def serve() -> None:
+def serve(
+    workers: Annotated[
+        int,
+        typer.Option(min=1, max=256, help="Processes on the one port; one that dies is replaced."),
+    ] = 1,
+    listener: Annotated[int | None, typer.Option(hidden=True)] = None,
+    lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
     """Start the service; with no configuration at all it is complete."""
     settings = _configured()
+    if workers > 1:
+        sys.exit(_supervise(settings, workers))
+    supervised = None
+    if listener is not None and lifeline is not None:
+        supervised = Supervised(listener, lifeline)
     with _database(settings) as postgres:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        runner.run(serve_until_told(settings, postgres.url, postgres.ensure_running))
+        runner.run(serve_until_told(settings, postgres.url, postgres.ensure_running, supervised))
     # All is released and handed over. Closing the loop, or leaving as usual, would wait for tools
     # that do not stop, and a plain function in its thread cannot be stopped.
     os._exit(0)
+
+
+def _supervise(settings: Settings, workers: int) -> int:
+    """Holds the embedded server too, so that it does not come and go with the workers."""
+    if settings.database_url is None:
+        require_connections(workers, settings.chat_db_pool, embedded.CONNECTIONS)
+    shared = listen(settings)
+    shared.set_inheritable(True)
+    with _database(settings):
+        return asyncio.run(Supervisor(shared, workers).run())
 
 
 @app.command()

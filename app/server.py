@@ -16,6 +16,7 @@ from app.frameworks.pydantic_ai.models import DEMO
 from app.identity.loopback import is_loopback
 from app.observability.logging import get_logger
 from app.settings import Settings
+from app.supervised import Supervised
 
 logger = get_logger()
 
@@ -41,13 +42,18 @@ class Server(uvicorn.Server):
                 connection.transport.abort()
 
 
-async def serve(settings: Settings, database_url: str, ensure_database: Callable[[], None]) -> None:
+async def serve(
+    settings: Settings,
+    database_url: str,
+    ensure_database: Callable[[], None],
+    supervised: Supervised | None = None,
+) -> None:
     """Serves until SIGTERM or SIGINT. A second signal stops without waiting for turns.
 
     A tool may not have stopped when this returns; its turn was handed over.
     """
     _allow_many_files()
-    sockets = [listen(settings)]
+    sockets = [listen(settings) if supervised is None else supervised.listener]
     async with running_service(settings, database_url) as service:
         server = Server(uvicorn_config(service))
         service.connections.served_by(server.reset)
@@ -59,6 +65,9 @@ async def serve(settings: Settings, database_url: str, ensure_database: Callable
             shutdown = group.create_task(_shut_down(settings, service, server, signals))
             looking = group.create_task(_look_after(ensure_database))
             _announce(settings, sockets[0])
+            if supervised is not None:
+                supervised.report_serving()
+                supervised.when_orphaned(lambda: signals.put_nowait(signal.SIGTERM))
             await server.serve(sockets)
             shutdown.cancel()
             looking.cancel()

@@ -27,11 +27,15 @@ class Watch:
         *,
         claims: Callable[[], Sequence[Claim]],
         interrupt: Callable[[TurnId], None],
+        on_lost: Callable[[TurnId], None],
     ) -> None:
+        """`on_lost` is told of turns that others end or go on with, and soon: one of ours may be
+        slow to stop."""
         self._database = database
         self._runs = runs
         self._claims = claims
         self._interrupt = interrupt
+        self._on_lost = on_lost
         self.bell = Bell(pause=PAUSE)
 
     async def keep_looking(self) -> None:
@@ -48,5 +52,7 @@ class Watch:
             return
         async with self._database.statement() as driver:
             over = await self._runs.not_to_go_on(driver, claims)
-        for turn_id in over:
+        for turn_id, is_lost in over.items():
             self._interrupt(turn_id)
+            if is_lost:
+                self._on_lost(turn_id)

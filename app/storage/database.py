@@ -163,6 +163,14 @@ class Database:
             mine = await driver.fetchval("SELECT pg_try_advisory_xact_lock($1)", key)
             yield driver if mine else None
 
+    async def lacks_timeouts(self) -> bool:
+        """Whether a statement would wait for a lock, or a dead client hold one, without end."""
+        async with self.statement() as driver:
+            return await driver.fetchval(
+                "SELECT '0' IN (current_setting('lock_timeout'), "
+                "current_setting('idle_in_transaction_session_timeout'))"
+            )
+
     @property
     def checked_out(self) -> int:
         """How many connections are in use now."""

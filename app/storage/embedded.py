@@ -37,6 +37,8 @@ from app.storage.postgres_programs import find_programs, major_version, readable
 
 DATABASE = "postgres"
 USER = "chat"
+# What PostgreSQL's default of 100 leaves for those who are not its superuser.
+CONNECTIONS = 97
 START_TIMEOUT = 60.0
 LOCK_TIMEOUT = 90.0
 # The children of a killed server take a moment to notice, and hold its memory until then.

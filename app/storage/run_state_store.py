@@ -425,15 +425,15 @@ class RunStateStore:
         row: Row | None = await driver.fetchrow(_CANCEL_REQUESTED, claim.turn_id)
         return row is not None and row["requested"]
 
-    async def not_to_go_on(self, driver: Driver, claims: Sequence[Claim]) -> set[TurnId]:
-        """Which of these turns were cancelled, or are no longer under their claim."""
+    async def not_to_go_on(self, driver: Driver, claims: Sequence[Claim]) -> Mapping[TurnId, bool]:
+        """Which of these turns were cancelled, or are no longer under their claim: then True."""
         rows: Sequence[Row] = await driver.fetch(
             _NOT_TO_GO_ON,
             [claim.run_id for claim in claims],
             [claim.turn_id for claim in claims],
             [claim.fence for claim in claims],
         )
-        return {TurnId(row["turn_id"]) for row in rows}
+        return {TurnId(row["turn_id"]): row["is_lost"] for row in rows}
 
 
 def _begun(run_id: ConversationId, new: NewTurn, row: Row) -> BegunTurn:
@@ -627,19 +627,19 @@ WITH run AS (
 SELECT run.*, turn.*, clock_timestamp() AS now FROM run, turn
 """
 
-_TAKE = """
+_TAKE = f"""
 UPDATE runs SET fence = fence + 1
 WHERE id = $1 AND active_turn_id = $2 AND fence = $3
-RETURNING fence, clock_timestamp() AS now
-"""
+RETURNING fence, clock_timestamp() AS now, pg_notify('{CHANGES}', id::text)
+"""  # noqa: S608 - our own constant
 
-_TAKE_UNLOCKED = """
+_TAKE_UNLOCKED = f"""
 UPDATE runs SET fence = fence + 1
 WHERE id = (
     SELECT id FROM runs WHERE id = $1 AND active_turn_id = $2 AND fence = $3
     FOR NO KEY UPDATE SKIP LOCKED)
-RETURNING fence, clock_timestamp() AS now
-"""
+RETURNING fence, clock_timestamp() AS now, pg_notify('{CHANGES}', id::text)
+"""  # noqa: S608 - our own constant
 
 _REQUEST_CANCEL = f"""
 UPDATE turns
@@ -662,7 +662,7 @@ WHERE runs.version IS DISTINCT FROM known.version
 """
 
 _NOT_TO_GO_ON = """
-SELECT held.turn_id
+SELECT held.turn_id, runs.id IS NULL AS is_lost
 FROM unnest($1::uuid[], $2::uuid[], $3::bigint[]) AS held (run_id, turn_id, fence)
 LEFT JOIN runs ON runs.id = held.run_id AND runs.active_turn_id = held.turn_id
     AND runs.fence = held.fence

@@ -71,9 +71,10 @@ async def test_a_head_of_a_stream_ends_at_once(
     ],
 )
 async def test_another_method_is_told_which_there_are(
-    client: httpx.AsyncClient, path: str, allowed: str
+    client: httpx.AsyncClient, path: str, allowed: str, through_proxies: bool
 ) -> None:
-    for method in ("PUT", "OPTIONS", "TRACE"):
+    # nginx refuses TRACE by itself.
+    for method in ("PUT", "OPTIONS", *(() if through_proxies else ("TRACE",))):
         answer = await client.request(method, path)
         assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
         assert answer.headers["allow"] == allowed

@@ -57,7 +57,7 @@ def _without_names(answer: httpx.Response) -> dict[str, object]:
     [
         {},
         {"Authorization": "Bearer cw_nonsense"},
-        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer"},
         {"Authorization": "Basic YTpi"},
     ],
 )
@@ -173,11 +173,14 @@ async def test_a_writer_for_anyone_gets_the_answer_of_its_own_send(keyed: Servic
     ids=str,
 )
 async def test_without_authentication_foreign_pages_are_kept_out(
-    client: httpx.AsyncClient, headers: dict[str, str]
+    client: httpx.AsyncClient, headers: dict[str, str], through_proxies: bool
 ) -> None:
     answer = await client.post("/v1/conversations", headers=headers)
 
-    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+    if through_proxies and headers in ({"Host": "localhost/x"}, {"Host": ""}):
+        assert answer.status_code == 400  # by nginx, which takes no such host
+    else:
+        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
     assert (await client.get("/v1/conversations")).json()["data"] == []
 
 

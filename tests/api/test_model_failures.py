@@ -4,7 +4,6 @@ import time
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
 from app.bootstrap import running_service
 from app.settings import Settings
@@ -133,19 +132,12 @@ async def test_a_failure_after_a_tool_call_leaves_a_usable_history(
     assert model.requests[-1].roles == ["system", "user", "assistant", "tool", "user"]
 
 
-async def limited(postgres_url: str, model: ScriptedModel, **settings: float) -> Settings:
-    return Settings(
-        database_url=SecretStr(postgres_url),
-        chat_model="scripted",
-        chat_model_base_url=model.base_url,
-        **settings,  # pyright: ignore[reportArgumentType] - names of number settings only
-    )
-
-
-async def test_no_first_token_in_time(postgres_url: str, model: ScriptedModel) -> None:
+async def test_no_first_token_in_time(
+    settings: Settings, postgres_url: str, model: ScriptedModel
+) -> None:
     model.will_say(Hold(Gate()))
-    settings = await limited(postgres_url, model, chat_first_token_timeout=0.3)
-    async with running_service(settings, postgres_url) as service, client_of(service) as client:
+    limited = settings.model_copy(update={"chat_first_token_timeout": 0.3})
+    async with running_service(limited, postgres_url) as service, client_of(service) as client:
         conversation = await create(client)
 
         response = await send(client, conversation, "first")
@@ -156,11 +148,11 @@ async def test_no_first_token_in_time(postgres_url: str, model: ScriptedModel) -
 
 
 async def test_a_turn_over_its_time_limit_is_incomplete_with_what_there_is(
-    postgres_url: str, model: ScriptedModel
+    settings: Settings, postgres_url: str, model: ScriptedModel
 ) -> None:
     model.will_say("so far", Hold(Gate()))
-    settings = await limited(postgres_url, model, chat_turn_timeout=0.5)
-    async with running_service(settings, postgres_url) as service, client_of(service) as client:
+    limited = settings.model_copy(update={"chat_turn_timeout": 0.5})
+    async with running_service(limited, postgres_url) as service, client_of(service) as client:
         conversation = await create(client)
 
         response = await send(client, conversation, "first")
@@ -172,10 +164,10 @@ async def test_a_turn_over_its_time_limit_is_incomplete_with_what_there_is(
 
 
 async def test_a_request_is_tried_again_before_the_first_token_only(
-    postgres_url: str, model: ScriptedModel
+    settings: Settings, postgres_url: str, model: ScriptedModel
 ) -> None:
-    settings = await limited(postgres_url, model, chat_model_retries=2)
-    async with running_service(settings, postgres_url) as service, client_of(service) as client:
+    limited = settings.model_copy(update={"chat_model_retries": 2})
+    async with running_service(limited, postgres_url) as service, client_of(service) as client:
         conversation = await create(client)
 
         model.will(Reply(status=500), Reply(status=503), Reply(["third time"]))
@@ -192,11 +184,10 @@ async def test_a_request_is_tried_again_before_the_first_token_only(
         assert len(model.requests) == 1
 
 
-async def test_a_model_that_cannot_be_reached(postgres_url: str, model: ScriptedModel) -> None:
-    settings = await limited(postgres_url, model)
-    nowhere = settings.model_copy(
-        update={"chat_model_base_url": "http://127.0.0.1:9/v1", "chat_model_retries": 0}
-    )
+async def test_a_model_that_cannot_be_reached(
+    settings: Settings, postgres_url: str, model: ScriptedModel
+) -> None:
+    nowhere = settings.model_copy(update={"chat_model_base_url": "http://127.0.0.1:9/v1"})
     async with running_service(nowhere, postgres_url) as service, client_of(service) as client:
         conversation = await create(client)
         started = time.monotonic()
@@ -208,11 +199,10 @@ async def test_a_model_that_cannot_be_reached(postgres_url: str, model: Scripted
 
 
 async def test_a_conversation_whose_model_is_gone_says_so_and_keeps_its_history(
-    client: httpx.AsyncClient, postgres_url: str, model: ScriptedModel
+    client: httpx.AsyncClient, settings: Settings, postgres_url: str, model: ScriptedModel
 ) -> None:
     conversation = await create(client)
     await send(client, conversation, "first")
-    settings = await limited(postgres_url, model)
     other = settings.model_copy(update={"chat_model": "demo", "chat_model_base_url": None})
     async with running_service(other, postgres_url) as service, client_of(service) as changed:
         response = await send(changed, conversation, "second")
@@ -222,11 +212,10 @@ async def test_a_conversation_whose_model_is_gone_says_so_and_keeps_its_history(
 
 
 async def test_a_conversation_keeps_its_model_when_another_is_configured_on_the_same_server(
-    client: httpx.AsyncClient, postgres_url: str, model: ScriptedModel
+    client: httpx.AsyncClient, settings: Settings, postgres_url: str, model: ScriptedModel
 ) -> None:
     conversation = await create(client)
     await send(client, conversation, "first")
-    settings = await limited(postgres_url, model)
     other = settings.model_copy(update={"chat_model": "another:8b"})
     async with running_service(other, postgres_url) as service, client_of(service) as changed:
         assert (await send(changed, conversation, "second")).status_code == 200

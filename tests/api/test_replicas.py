@@ -32,12 +32,12 @@ FROM pg_stat_activity WHERE application_name = 'chat-workflow'
 
 @pytest.fixture(scope="module", params=["notified", "deaf"])
 async def _other(
-    request: pytest.FixtureRequest, settings: Settings, postgres_url: str
+    request: pytest.FixtureRequest, settings: Settings, postgres_url: str, direct_url: str
 ) -> AsyncGenerator[tuple[Service, str]]:
     """A deaf one listens in another database of the server: every notification is lost on it."""
-    direct = postgres_url
+    direct = direct_url
     if request.param == "deaf":
-        direct = make_url(postgres_url).set(database="postgres").render_as_string(False)
+        direct = make_url(direct_url).set(database="postgres").render_as_string(False)
     its_own = settings.model_copy(update={"database_direct_url": SecretStr(direct)})
     async with (
         running_service(its_own, postgres_url) as service,

@@ -37,12 +37,12 @@ class Starter:
         self._model = model
         self.all: list[RunningService] = []
 
-    async def __call__(self, **settings: object) -> RunningService:
+    async def __call__(self, *arguments: str, **settings: object) -> RunningService:
         defaults: dict[str, object] = {
             "chat_data_dir": self._directory,
             "chat_model": "scripted",
             "chat_model_base_url": self._model.base_url,
         }
-        running = await service.launch(**{**defaults, **settings})
+        running = await service.launch(*arguments, **{**defaults, **settings})
         self.all.append(running)
         return await running.serving()

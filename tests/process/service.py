@@ -30,7 +30,8 @@ class RunningService:
         async for line in self.process.stderr:
             entry = json.loads(line) if line.startswith(b"{") else {"event": line.decode()}
             self.log.append(entry)
-            if entry["event"] == "serving":
+            # Each of several workers says so, and all have the one address.
+            if entry["event"] == "serving" and not self._served.is_set():
                 self.client = httpx.AsyncClient(base_url=entry["url"], timeout=30)
                 self._served.set()
         self._served.set()
@@ -64,9 +65,12 @@ async def start(**settings: object) -> RunningService:
     return await (await launch(**settings)).serving()
 
 
-async def launch(**settings: object) -> RunningService:
+async def launch(*arguments: str, **settings: object) -> RunningService:
     process = await asyncio.create_subprocess_exec(
-        COMMAND, "serve", env=environment(**settings), stderr=PIPE, start_new_session=True
+        *(COMMAND, "serve", *arguments),
+        env=environment(**settings),
+        stderr=PIPE,
+        start_new_session=True,
     )
     return RunningService(process)
 
