@@ -61,6 +61,9 @@ from app.wire.paths import Paths
 
 logger = get_logger()
 
+# Connections that a burst of requests leaves to the turns that run: for their log, the lease, what
+# other processes say of them, and their begin and end.
+RESERVED = 4
 # Seconds that an erasure waits for its running turn to stop; it is shut out already.
 ERASURE_PATIENCE = 1.0
 # Seconds between two tries to begin, when the database was away at the start.
@@ -259,22 +262,23 @@ def _assemble(
         await engine.stop(turn_id, ERASURE_PATIENCE)
 
     erasure = Erasure(database, ErasureStore(), stop_turn=stop_erased)
-    subscriptions = Subscriptions(database, event_log, transcripts, followers, paths)
+    asked = database.of_which(settings.chat_db_pool - min(RESERVED, settings.chat_db_pool // 2))
+    subscriptions = Subscriptions(asked, event_log, transcripts, followers, paths)
     conversation_watch = ConversationWatch(database, runs)
     runner = ChatWorkflowRunner(
-        database,
+        asked,
         runs,
         transcripts,
         request_keys,
         turn,
         engine,
         subscriptions,
-        ConversationSubscriptions(database, runs, transcripts, subscriptions, conversation_watch),
+        ConversationSubscriptions(asked, runs, transcripts, subscriptions, conversation_watch),
         Cancelling(database, runs, transcripts, engine, forced_end, followers),
         config=_default_config(settings, () if tools is None else tools.names),
         erase=erasure.erase_conversation,
     )
-    keys = Keys(database, KeyStore())
+    keys = Keys(asked, KeyStore())
     authenticator: Authenticator = (
         keys if settings.chat_auth == "keys" else Loopback(settings.cors_origins)
     )

@@ -23,6 +23,8 @@ logger = get_logger()
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 2048
 MANY_FILES = 65_536
+# Seconds; the kernel takes no more.
+LONGEST_KEEPALIVE = 32_767
 # Seconds after the drain: for the last bytes of streams, and to close connections.
 EXIT_LIMIT = 8.0
 # Seconds between two looks at the embedded server.
@@ -128,6 +130,24 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
     )
 
 
+def _notice_the_vanished(listener: socket.socket, limit: float) -> None:
+    """A client that is gone without a word, or takes nothing, loses its connection after `limit`
+    seconds: unanswered bytes are given up then (RFC 5482), and silence is probed (RFC 9293, 3.8.4).
+
+    What it accepts inherits this on Linux; elsewhere the system's own, longer times hold.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", min(limit / 2, LONGEST_KEEPALIVE)),
+        ("TCP_KEEPINTVL", min(limit / 6, LONGEST_KEEPALIVE)),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", limit * 1_000),
+    ):
+        option: int | None = getattr(socket, name, None)
+        if option is not None:
+            listener.setsockopt(socket.IPPROTO_TCP, option, max(1, int(value)))
+
+
 def listen(settings: Settings) -> socket.socket:
     """Raises ConfigurationError. Without authentication only this machine may connect."""
     host, port = settings.chat_host, settings.chat_port
@@ -149,6 +169,7 @@ def listen(settings: Settings) -> socket.socket:
     if settings.chat_auth == "none" and not is_loopback(bound):
         listener.close()
         raise ConfigurationError(f"CHAT_HOST={host!r} is {bound}, which others can reach")
+    _notice_the_vanished(listener, settings.chat_send_timeout)
     listener.listen(BACKLOG)
     return listener
 

@@ -6,8 +6,12 @@ from contextlib import asynccontextmanager, suppress
 
 
 class Relay:
+    """`is_frozen`: nothing passes, and nobody is told, as behind a lost firewall or a pulled cable."""
+
     def __init__(self, host: str, port: int) -> None:
+        """`host` may be the folder of a PostgreSQL's socket."""
         self._target = host, port
+        self.is_frozen = False
         self._writers: set[asyncio.StreamWriter] = set()
         self.port = 0
         self.connections = 0
@@ -39,15 +43,22 @@ class Relay:
         if self.is_down:
             writer.transport.abort()
             return
-        there_reader, there_writer = await asyncio.open_connection(*self._target)
+        there_reader, there_writer = await self._open()
         self._writers |= {writer, there_writer}
-        await asyncio.gather(_pump(reader, there_writer), _pump(there_reader, writer))
+        await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
 
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port = self._target
+        if host.startswith("/"):
+            return await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
+        return await asyncio.open_connection(host, port)
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):
-        while data := await reader.read(65_536):
-            writer.write(data)
-            await writer.drain()
-    with suppress(ConnectionError, OSError):
-        writer.close()
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                while self.is_frozen:
+                    await asyncio.sleep(0.05)
+                writer.write(data)
+                await writer.drain()
+        with suppress(ConnectionError, OSError):
+            writer.close()

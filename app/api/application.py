@@ -19,6 +19,7 @@ from app.api.request_log import RequestLogMiddleware
 from app.api.routes import conversations, health, messages, turns
 from app.api.security_headers import SecurityHeadersMiddleware
 from app.api.state import ApiState
+from app.api.turnstile import TurnstileMiddleware
 
 ROUTERS = tuple(routes.router for routes in (conversations, messages, turns, health))
 
@@ -74,7 +75,7 @@ class Front:
         if trusted_proxies:
             # uvicorn's types are its own; they say the same as Starlette's.
             app = ProxyHeadersMiddleware(app, list(trusted_proxies))  # pyright: ignore[reportArgumentType, reportAssignmentType]
-        self._http = PeerMiddleware(app)
+        self._http = TurnstileMiddleware(PeerMiddleware(app))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Only HTTP is spoken here; uvicorn starts nothing else (its lifespan is off)."""

@@ -1,8 +1,10 @@
 """The connection pool and the two ways to use it: one statement by itself, or a transaction."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from copy import copy
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -126,17 +128,37 @@ class Database:
             },
         )
         event.listen(self.engine.sync_engine, "checkout", _refuse_dead)
+        self._gate: asyncio.Semaphore | None = None
+
+    def of_which(self, places: int) -> "Database":
+        """The same pool, but whoever uses it through this has `places` of its connections at most."""
+        part = copy(self)
+        part._gate = asyncio.Semaphore(places)
+        return part
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncGenerator[None]:
+        """Raises TimeoutError after as long as one waits for the pool itself."""
+        if self._gate is None:
+            yield
+            return
+        async with asyncio.timeout(POOL_TIMEOUT):
+            await self._gate.acquire()
+        try:
+            yield
+        finally:
+            self._gate.release()
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[AsyncConnection]:
         """A connection on which each statement commits by itself."""
-        async with database_errors(), self.engine.connect() as connection:
+        async with database_errors(), self._place(), self.engine.connect() as connection:
             yield await connection.execution_options(isolation_level="AUTOCOMMIT")
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[AsyncConnection]:
         """A transaction: committed at the end of the block, rolled back by an exception."""
-        async with database_errors(), self.engine.begin() as connection:
+        async with database_errors(), self._place(), self.engine.begin() as connection:
             yield connection
 
     @asynccontextmanager
@@ -145,7 +167,7 @@ class Database:
 
         For the few statements of a turn, where building them anew would cost more than they do.
         """
-        async with database_errors(), self.engine.connect() as connection:
+        async with database_errors(), self._place(), self.engine.connect() as connection:
             raw = await connection.get_raw_connection()
             driver: Driver = raw.driver_connection
             try:
