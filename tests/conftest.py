@@ -81,8 +81,8 @@ async def postgres_url(
         yield direct_url
         return
     (data_directory / "pgbouncer").mkdir()
-    async with proxies.pgbouncer(data_directory / "pgbouncer", direct_url) as url:
-        yield url
+    async with proxies.pgbouncer(data_directory / "pgbouncer", direct_url) as bouncer:
+        yield bouncer.url
 
 
 @pytest.fixture(scope="session")

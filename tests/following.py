@@ -52,6 +52,7 @@ class Following:
         async with client.stream(method, path, **options) as response:
             if response.status_code != 200:
                 status = response.status_code
+                assert status not in (400, 422), await response.aread()  # no try will mend that
                 self.refusals[status] = self.refusals.get(status, 0) + 1
                 return
             try:

@@ -3,7 +3,8 @@
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncGenerator, Sequence
+from asyncio.subprocess import Process
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -42,15 +43,40 @@ async def nginx(directory: Path, ports: Sequence[int]) -> AsyncGenerator[str]:
     path = directory / "nginx.conf"
     path.write_text(given)
     command = [NGINX, "-p", str(directory), "-c", str(path), "-g", "daemon off;"]
-    async with _running(command, signal.SIGTERM):
+    process = await asyncio.create_subprocess_exec(*command)
+    try:
         url = f"http://127.0.0.1:{port}"
         await _until_answered(url)
         yield url
+    finally:
+        await _ended(process, signal.SIGTERM)
+
+
+class PgBouncer:
+    def __init__(self, url: str, command: Sequence[str], options: Mapping[str, Any]) -> None:
+        self.url = url
+        self._command = command
+        self._options = options
+        self._process: Process | None = None
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(*self._command, **self._options)
+        await _until_connected(self.url)
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            await _ended(self._process, signal.SIGKILL)
+
+    async def restart(self, *, pause: float) -> None:
+        """Every connection is lost; for `pause` seconds nobody answers."""
+        await self.stop()
+        await asyncio.sleep(pause)
+        await self.start()
 
 
 @asynccontextmanager
-async def pgbouncer(directory: Path, server_url: str) -> AsyncGenerator[str]:
-    """PgBouncer before the embedded server of this URL. Yields its own."""
+async def pgbouncer(directory: Path, server_url: str) -> AsyncGenerator[PgBouncer]:
+    """PgBouncer before the embedded server of this URL."""
     server = make_url(server_url)
     port, name, user = free_port(), server.database, server.query["user"]
     socket_directory = str(server.query["host"])
@@ -74,9 +100,12 @@ async def pgbouncer(directory: Path, server_url: str) -> AsyncGenerator[str]:
         each.chmod(0o755)
     account = account_for(Path(socket_directory))
     url = f"postgresql://{user}@127.0.0.1:{port}/{name}"
-    async with _running([PGBOUNCER, str(path)], signal.SIGINT, **account.switch):
-        await _until_connected(url)
-        yield url
+    bouncer = PgBouncer(url, [PGBOUNCER, "-q", str(path)], account.switch)
+    await bouncer.start()
+    try:
+        yield bouncer
+    finally:
+        await bouncer.stop()
 
 
 def free_port() -> int:
@@ -85,17 +114,10 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-@asynccontextmanager
-async def _running(
-    command: Sequence[str], end: signal.Signals, **options: Any
-) -> AsyncGenerator[None]:
-    process = await asyncio.create_subprocess_exec(*command, **options)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            process.send_signal(end)
-        await process.wait()
+async def _ended(process: Process, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        process.send_signal(number)
+    await process.wait()
 
 
 async def _until_answered(url: str) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import event, make_url
 
 from app.bootstrap import Service, running_service
 from app.settings import Settings
-from app.storage.database import Database
+from app.storage.database import Database, opened_database
 from tests.api.test_cancel import begun, cancel
 from tests.api.test_conversations import create
 from tests.api.test_follow import close, follow, path_of, until_followed
@@ -37,13 +37,23 @@ async def _other(
     """A deaf one listens in another database of the server: every notification is lost on it."""
     direct = direct_url
     if request.param == "deaf":
-        direct = make_url(direct_url).set(database="postgres").render_as_string(False)
+        direct = await another_database(direct_url)
     its_own = settings.model_copy(update={"database_direct_url": SecretStr(direct)})
     async with (
         running_service(its_own, postgres_url) as service,
         on_a_socket(service, its_own) as url,
     ):
         yield service, url
+
+
+async def another_database(direct_url: str) -> str:
+    """Of the same server, where nothing of this one's notifications is heard."""
+    async with (
+        opened_database(direct_url, pool_size=1) as database,
+        database.statement() as driver,
+    ):
+        await driver.execute("CREATE DATABASE deaf")
+    return make_url(direct_url).set(database="deaf").render_as_string(False)
 
 
 @pytest.fixture
