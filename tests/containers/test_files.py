@@ -83,6 +83,28 @@ def test_the_compose_file_is_valid_and_open_to_this_machine_only() -> None:
     assert services["service"]["stop_grace_period"] == f"{grace + 15}s"
 
 
+def test_the_proxy_leads_to_the_replicas_and_outlives_them() -> None:
+    services = compose(POSTGRES_PASSWORD="x")["services"]
+    service, proxy = services["service"], services["proxy"]
+    configuration = (ROOT / "deploy" / "nginx.conf").read_text()
+    (volume,) = proxy["volumes"]
+
+    assert volume["source"] == str(ROOT / "deploy" / "nginx.conf")
+    assert (volume["target"], volume["read_only"]) == ("/etc/nginx/nginx.conf", True)
+    assert f"server service:{_final_environment()['CHAT_PORT']} resolve;" in configuration
+    assert f"listen {proxy['ports'][0]['target']} " in configuration
+    assert service["deploy"]["replicas"] == 2
+    assert "ports" not in service
+    # It is stopped together with them, and closes when the last stream has ended.
+    assert not proxy.get("depends_on")
+    assert proxy["stop_signal"] == "SIGQUIT"
+    assert seconds(proxy["stop_grace_period"]) > seconds(service["stop_grace_period"])
+
+
+def seconds(text: str) -> int:
+    return int(text.removesuffix("s"))
+
+
 def test_a_compose_without_a_password_says_what_to_do() -> None:
     with pytest.raises(AssertionError, match="put one into"):
         compose()

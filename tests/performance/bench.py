@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from tests.performance import flushes
+from tests.performance import flushes, replicas
 from tests.postmasters import postmasters
 from tests.process import service
 from tests.scripted_model import Pause, Reply, ScriptedModel, Step
@@ -255,7 +255,17 @@ async def main(output: Path) -> None:
     async with process_of(flushes.run_model) as (model_url, _):
         flushing = await flushes.flush_statistics(model_url)
     print(flushing.line)  # noqa: T201 - the figures
-    document = {"turns": [asdict(figure) for figure in figures], "flushes": asdict(flushing)}
+    with tempfile.TemporaryDirectory(prefix="cw-replicas-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        async with process_of(replicas.run_model) as (model_url, _):
+            several = await replicas.measured(model_url, directory / "data")
+    print("\n".join(several.lines))  # noqa: T201 - the figures
+    document = {
+        "turns": [asdict(figure) for figure in figures],
+        "flushes": asdict(flushing),
+        "replicas": asdict(several),
+    }
     output.write_text(json.dumps(document, indent=2) + "\n")
 
 
