@@ -45,8 +45,13 @@ class Progress:
 
     turn_id: TurnId
     status: TurnStatus | None
-    frames: Sequence[Frame]
     is_full: bool
+    _texts: Sequence[str]
+    _after: int
+
+    def frames(self) -> Sequence[Frame]:
+        """Raises ValueError when a release that is not known here has written them."""
+        return _frames_of(self._texts, self._after)
 
 
 class EventLog:
@@ -110,8 +115,7 @@ def _frames_of(texts: Sequence[str], after: int) -> list[Frame]:
 
 def _progress(row: Row) -> Progress:
     status = None if row["status"] is None else TurnStatus(row["status"])
-    frames = _frames_of(row["texts"], row["after"])
-    return Progress(TurnId(row["turn_id"]), status, frames, row["is_full"])
+    return Progress(TurnId(row["turn_id"]), status, row["is_full"], row["texts"], row["after"])
 
 
 def _columns(batches: Sequence[Batch]) -> tuple[list[object], ...]:

@@ -49,7 +49,13 @@ class ForeignTurns:
         if progress.status is None:
             self._followers.leave(feed, Closing.DELETED)
             return
-        feed.publish(progress.frames)
+        try:
+            feed.publish(progress.frames())
+        except ValueError:
+            # Who follows it reads the table and fails alone; the others go on.
+            logger.exception("foreign_turn_unreadable", turn_id=str(feed.turn_id))
+            self._followers.leave(feed, Closing.LOST)
+            return
         if progress.is_full:
             self._followers.foreign_bell.ring()
         elif progress.status.is_terminal:
