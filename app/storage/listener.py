@@ -16,8 +16,9 @@ logger = get_logger()
 
 # Seconds after which the connection is asked whether it is still one.
 PROBE = 10.0
-# Seconds before a lost connection is made anew.
-RETRY = 1.0
+# Seconds before a lost connection is made anew: twice as long each time that there is none.
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 10.0
 
 # Which conversations were named; None: any may be meant.
 Named: TypeAlias = frozenset[ConversationId] | None
@@ -30,13 +31,15 @@ class Listener:
         """`heard`: what to do for each channel."""
         self._database = database
         self._heard = heard
+        self._pause = FIRST_PAUSE
 
     async def keep_listening(self) -> None:
         while True:
             with suppress(DatabaseUnavailableError):
                 await self._listen()
-            logger.warning("listener_lost", retry_in_s=RETRY)
-            await asyncio.sleep(RETRY)
+            logger.warning("listener_lost", retry_in_s=self._pause)
+            await asyncio.sleep(self._pause)
+            self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
     async def _listen(self) -> None:
         """Raises DatabaseUnavailableError when the connection is lost."""
@@ -60,6 +63,7 @@ class Listener:
     async def _subscribe(self, driver: Driver) -> None:
         for channel in self._heard:
             await driver.add_listener(channel, self._hear)
+        self._pause = FIRST_PAUSE
         # What was told while nobody listened is not kept.
         for heard in self._heard.values():
             heard(None)
