@@ -100,7 +100,8 @@ async def test_200_streams_while_one_replica_goes(
             f"{restarted} turns begun again, {cuts} streams cut, {wrong} clients with wrong bytes"
         )
     assert wrong == 0
-    assert first.process.returncode is not None or number is signal.SIGTERM
+    async with asyncio.timeout(30):
+        assert await first.process.wait() == (-number if number is signal.SIGKILL else 0)
 
 
 async def test_resumed_through_nginx_after_every_event_of_a_turn_with_tools(
