@@ -144,10 +144,9 @@ async def running_service(settings: Settings, database_url: str) -> AsyncGenerat
         service, background = _assemble(settings, database, direct, models)
 
         async def begin() -> None:
-            await prepare_schema(direct_url, auto_migrate=settings.auto_migrate)
+            await prepare_schema(settings, database_url)
             await service.lease.register()
-            if await database.lacks_timeouts():
-                logger.warning("no_lock_timeout", hint="PgBouncer: see deploy/pgbouncer.ini")
+            await _check_ways(database, direct)
 
         has_begun = await _begins_at_once(begin)
         async with asyncio.TaskGroup() as group:
@@ -180,7 +179,7 @@ async def _work(
         await asyncio.sleep(BEGIN_PAUSE)
         try:
             await begin()
-        except (DatabaseUnavailableError, SchemaError) as error:
+        except (DatabaseUnavailableError, SchemaError, ConfigurationError) as error:
             logger.warning("not_begun", reason=str(error), retry_in_s=BEGIN_PAUSE)
         else:
             logger.info("begun_late")
@@ -197,13 +196,33 @@ def direct_url_of(settings: Settings, database_url: str) -> str:
     return url
 
 
-async def prepare_schema(database_url: str, *, auto_migrate: bool) -> None:
+async def prepare_schema(settings: Settings, database_url: str) -> None:
     """Raises SchemaError when the schema is behind and may not be migrated here."""
-    async with opened_database(database_url, pool_size=1, command_timeout=None) as database:
-        if auto_migrate:
+    if settings.auto_migrate:
+        direct_url = direct_url_of(settings, database_url)
+        async with opened_database(direct_url, pool_size=1, command_timeout=None) as database:
             await migrate(database)
-        elif await require_usable_schema(database) is SchemaState.AHEAD:
+        return
+    async with opened_database(
+        database_url, pool_size=1, command_timeout=None, pooled=settings.is_pooled
+    ) as database:
+        if await require_usable_schema(database) is SchemaState.AHEAD:
             logger.warning("schema_is_newer")
+
+
+async def _check_ways(database: Database, direct: Database) -> None:
+    """Raises ConfigurationError. The direct way may be away: it only makes things come sooner."""
+    if await database.lacks_timeouts():
+        logger.warning("no_lock_timeout", hint="PgBouncer: see deploy/pgbouncer.ini")
+    try:
+        is_the_same = await database.is_the_same_as(direct)
+    except DatabaseRefusedError:
+        raise
+    except DatabaseUnavailableError as error:
+        logger.warning("direct_database_away", reason=str(error))
+        return
+    if not is_the_same:
+        raise ConfigurationError("DATABASE_DIRECT_URL leads to another database than DATABASE_URL")
 
 
 def _own_server(settings: Settings) -> OwnServer | None:
@@ -262,7 +281,7 @@ def _assemble(
         await engine.stop(turn_id, ERASURE_PATIENCE)
 
     erasure = Erasure(database, ErasureStore(), stop_turn=stop_erased)
-    asked = database.of_which(settings.chat_db_pool - min(RESERVED, settings.chat_db_pool // 2))
+    asked = database.of_which(max(1, settings.chat_db_pool - RESERVED))
     subscriptions = Subscriptions(asked, event_log, transcripts, followers, paths)
     conversation_watch = ConversationWatch(database, runs)
     runner = ChatWorkflowRunner(

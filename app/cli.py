@@ -107,7 +107,7 @@ def _supervise(settings: Settings, workers: int) -> int:
     shared = listen(settings)
     shared.set_inheritable(True)
     with _database(settings):
-        return asyncio.run(Supervisor(shared, workers).run())
+        return asyncio.run(Supervisor(shared, workers, grace=settings.chat_shutdown_grace).run())
 
 
 @app.command()
@@ -224,10 +224,10 @@ async def _migrate(url: str) -> None:
 def _with_keys(work: Callable[[Keys], Awaitable[T]]) -> T:
     settings = _configured()
     with _database(settings) as postgres:
-        return asyncio.run(_on_keys(settings, direct_url_of(settings, postgres.url), work))
+        return asyncio.run(_on_keys(settings, postgres.url, work))
 
 
 async def _on_keys(settings: Settings, url: str, work: Callable[[Keys], Awaitable[T]]) -> T:
-    await prepare_schema(url, auto_migrate=settings.auto_migrate)
-    async with opened_database(url, pool_size=1) as database:
+    await prepare_schema(settings, url)
+    async with opened_database(url, pool_size=1, pooled=settings.is_pooled) as database:
         return await work(Keys(database, KeyStore()))

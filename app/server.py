@@ -22,6 +22,9 @@ logger = get_logger()
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 2048
+# Seconds that an idle connection is kept: longer than a proxy keeps its end, so that no request of
+# it meets a connection that is just closing.
+KEEP_ALIVE = 75
 MANY_FILES = 65_536
 # Seconds; the kernel takes no more.
 LONGEST_KEEPALIVE = 32_767
@@ -69,12 +72,19 @@ async def serve(
             _announce(settings, sockets[0])
             if supervised is not None:
                 supervised.report_serving()
-                supervised.when_orphaned(lambda: signals.put_nowait(signal.SIGTERM))
+                supervised.when_orphaned(lambda: _give_up_the_port(server, signals))
             await server.serve(sockets)
             shutdown.cancel()
             looking.cancel()
     if service.engine.held:
         logger.warning("tools_left_running", turns=len(service.engine.held))
+
+
+def _give_up_the_port(server: uvicorn.Server, signals: "asyncio.Queue[signal.Signals]") -> None:
+    """The supervisor is gone: its successor needs the port, and shall not wait for our drain."""
+    for listening in server.servers:
+        listening.close()
+    signals.put_nowait(signal.SIGTERM)
 
 
 def _allow_many_files() -> None:
@@ -126,6 +136,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=5,
     )
 

@@ -5,6 +5,8 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from app.errors import ConfigurationError
+
 SERVING = b"."
 
 
@@ -12,9 +14,12 @@ class Supervised:
     """Both sockets were inherited; the supervisor is gone when the lifeline is at its end."""
 
     def __init__(self, listener: int, lifeline: int) -> None:
-        """File descriptors."""
-        self.listener = socket.socket(fileno=listener)
-        self._lifeline = socket.socket(fileno=lifeline)
+        """File descriptors. Raises ConfigurationError when they are none of ours."""
+        try:
+            self.listener = socket.socket(fileno=listener)
+            self._lifeline = socket.socket(fileno=lifeline)
+        except OSError:
+            raise ConfigurationError("only 'serve --workers' gives --listener") from None
 
     def report_serving(self) -> None:
         with suppress(OSError):

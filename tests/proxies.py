@@ -30,11 +30,11 @@ NGINX_PATHS = (
 async def nginx(directory: Path, ports: Sequence[int]) -> AsyncGenerator[str]:
     """nginx before services on these ports of this machine. Yields its URL."""
     port = free_port()
-    servers = "\n".join(f"server 127.0.0.1:{each};" for each in ports)
+    servers = "\n".join(f"server 127.0.0.1:{p} max_fails=3 fail_timeout=2s;" for p in ports)
     given = _changed(
         (DEPLOY / "nginx.conf").read_text(),
         {
-            "server service:8000 resolve;": servers,
+            "server service:8000 max_fails=3 fail_timeout=2s resolve;": servers,
             "listen 8080 ": f"listen 127.0.0.1:{port} ",
             "access_log /dev/stdout paths;": "access_log access.log paths;",
             **{f"{each} /tmp/": f"{each} {directory}/" for each in NGINX_PATHS},

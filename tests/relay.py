@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
+from sqlalchemy import make_url
+
 
 class Relay:
     """`is_frozen`: nothing passes, and nobody is told, as behind a lost firewall or a pulled cable."""
@@ -62,3 +64,11 @@ class Relay:
                 await writer.drain()
         with suppress(ConnectionError, OSError):
             writer.close()
+
+
+@asynccontextmanager
+async def relay_to(url: str) -> AsyncGenerator[tuple[Relay, str]]:
+    """A relay before the embedded server of this URL, and the URL that leads through it."""
+    server = make_url(url)
+    async with Relay(str(server.query["host"]), 5432).running() as relay:
+        yield relay, f"postgresql://{server.query['user']}@127.0.0.1:{relay.port}/{server.database}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from copy import copy
@@ -185,6 +186,12 @@ class Database:
             mine = await driver.fetchval("SELECT pg_try_advisory_xact_lock($1)", key)
             yield driver if mine else None
 
+    async def is_the_same_as(self, other: "Database") -> bool:
+        """Whether both lead to one database: a lock of the one is then seen by the other."""
+        key = secrets.randbits(62)
+        async with self.locked(key), other.locked(key) as free:
+            return free is None
+
     async def lacks_timeouts(self) -> bool:
         """Whether a statement would wait for a lock, or a dead client hold one, without end."""
         async with self.statement() as driver:
@@ -250,6 +257,12 @@ def _ours(error: BaseException) -> Exception | None:
 
 
 def _unavailable(cause: BaseException) -> DatabaseUnavailableError:
+    # PgBouncer's own words, under a code that it has for much else.
+    if isinstance(cause, asyncpg.ProtocolViolationError) and "startup parameter" in str(cause):
+        return DatabaseRefusedError(
+            "the database takes no settings from a client, as PgBouncer: set CHAT_DB_POOLER="
+            "transaction, and DATABASE_DIRECT_URL to lead past it"
+        )
     if isinstance(cause, _REFUSED):
         return DatabaseRefusedError(f"the database lets nobody in ({type(cause).__name__})")
     if isinstance(cause, _DECLINED):

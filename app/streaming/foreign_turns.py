@@ -44,8 +44,6 @@ class ForeignTurns:
             self._bring(feeds[progress.turn_id], progress)
 
     def _bring(self, feed: ForeignFeed, progress: Progress) -> None:
-        if feed.closing is not None:
-            return  # it runs here by now, or is erased
         if progress.status is None:
             self._followers.leave(feed, Closing.DELETED)
             return

@@ -99,3 +99,22 @@ async def test_turns_that_wait_for_the_model_hold_no_connection(
     responses = await asyncio.gather(*sends)
     assert [response.status_code for response in responses] == [200] * 200
     assert {response.json()["output"] for response in responses} == {"done"}
+
+
+async def test_requests_that_wait_leave_connections_to_the_turns(
+    client: httpx.AsyncClient, service: Service
+) -> None:
+    """More of them than there are connections wait for one row; a turn's own statements do not."""
+    conversation = await create(client)
+    path = f"/v1/conversations/{conversation}"
+    async with service.database.statement() as driver, driver.transaction():
+        await driver.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", conversation)
+        waiting = [
+            asyncio.ensure_future(client.patch(path, json={"title": f"{number}"}))
+            for number in range(20)
+        ]
+        await asyncio.sleep(0.3)
+        async with asyncio.timeout(2), service.database.statement() as other:
+            assert await other.fetchval("SELECT 1") == 1
+
+    assert {(await each).status_code for each in waiting} == {200}

@@ -9,17 +9,18 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import event, make_url
+from sqlalchemy import event
 
 from app.bootstrap import Service, running_service
 from app.settings import Settings
-from app.storage.database import Database, opened_database
+from app.storage.database import Database
 from tests.api.test_cancel import begun, cancel
 from tests.api.test_conversations import create
 from tests.api.test_follow import close, follow, path_of, until_followed
 from tests.api.test_messages import history, send
 from tests.api.test_streams import TOOL_TURN, check, events_path, script, stream, stream_path
 from tests.conftest import on_a_socket
+from tests.relay import relay_to
 from tests.scripted_model import Gate, Hold, Pause, ScriptedModel
 from tests.sse import Block, blocks, read, text_of
 
@@ -34,26 +35,16 @@ FROM pg_stat_activity WHERE application_name = 'chat-workflow'
 async def _other(
     request: pytest.FixtureRequest, settings: Settings, postgres_url: str, direct_url: str
 ) -> AsyncGenerator[tuple[Service, str]]:
-    """A deaf one listens in another database of the server: every notification is lost on it."""
-    direct = direct_url
-    if request.param == "deaf":
-        direct = await another_database(direct_url)
-    its_own = settings.model_copy(update={"database_direct_url": SecretStr(direct)})
-    async with (
-        running_service(its_own, postgres_url) as service,
-        on_a_socket(service, its_own) as url,
-    ):
-        yield service, url
-
-
-async def another_database(direct_url: str) -> str:
-    """Of the same server, where nothing of this one's notifications is heard."""
-    async with (
-        opened_database(direct_url, pool_size=1) as database,
-        database.statement() as driver,
-    ):
-        await driver.execute("CREATE DATABASE deaf")
-    return make_url(direct_url).set(database="deaf").render_as_string(False)
+    """A deaf one listens on a link that has died: every notification is lost on it."""
+    async with relay_to(direct_url) as (relay, relayed_url):
+        its_own = settings.model_copy(update={"database_direct_url": SecretStr(relayed_url)})
+        async with (
+            running_service(its_own, postgres_url) as service,
+            on_a_socket(service, its_own) as url,
+        ):
+            relay.is_frozen = request.param == "deaf"
+            yield service, url
+            relay.is_frozen = False
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ import pytest
 import yaml
 from sqlalchemy import make_url
 
+from app.server import KEEP_ALIVE
 from app.settings import Settings
 from app.storage import embedded
 
@@ -91,7 +92,7 @@ def test_the_proxy_leads_to_the_replicas_and_outlives_them() -> None:
 
     assert volume["source"] == str(ROOT / "deploy" / "nginx.conf")
     assert (volume["target"], volume["read_only"]) == ("/etc/nginx/nginx.conf", True)
-    assert f"server service:{_final_environment()['CHAT_PORT']} resolve;" in configuration
+    assert f"server service:{_final_environment()['CHAT_PORT']} " in configuration
     assert f"listen {proxy['ports'][0]['target']} " in configuration
     assert service["deploy"]["replicas"] == 2
     assert "ports" not in service
@@ -99,6 +100,14 @@ def test_the_proxy_leads_to_the_replicas_and_outlives_them() -> None:
     assert not proxy.get("depends_on")
     assert proxy["stop_signal"] == "SIGQUIT"
     assert seconds(proxy["stop_grace_period"]) > seconds(service["stop_grace_period"])
+
+
+def test_nginx_lets_go_of_an_idle_connection_before_the_service_does() -> None:
+    configuration = (ROOT / "deploy" / "nginx.conf").read_text()
+    upstream = configuration.partition("upstream chat_workflow {")[2].partition("\n    }")[0]
+    (kept,) = re.findall(r"keepalive_timeout (\d+s);", upstream)
+
+    assert seconds(kept) < KEEP_ALIVE
 
 
 def seconds(text: str) -> int:

@@ -1,8 +1,8 @@
 """Two replicas: how far behind a follower is that reads a turn of the other one; part of `make bench`.
 
 In each round turns of the same kind are read where they run (the floor), at a replica that is
-notified, and at one that listens in another database, so that every notification is lost on it. The
-lag of a delta is the time from the model's sending it to its reading, by the machine's one clock.
+notified, and at one whose listening link has died, so that every notification is lost on it. The lag
+of a delta is the time from the model's sending it to its reading, by the machine's one clock.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sqlalchemy import make_url
 
 from app.storage import embedded
 from app.storage.database import Database, opened_database
 from tests.performance import storm
 from tests.process import service
 from tests.process.service import RunningService
+from tests.relay import relay_to
 from tests.scripted_model import Pause, Reply, ScriptedModel, Stamp
 
 STREAMS = (1, 20, 64)
@@ -101,16 +101,18 @@ async def measured(model_url: str, directory: Path) -> Replicas:
         "chat_max_turns_per_process": 200,
         "chat_streams_per_caller": 10_000,
     }
-    async with opened_database(postgres.url, pool_size=2) as database:
-        async with database.statement() as driver:
-            await driver.execute("CREATE DATABASE deaf")
-        deaf = make_url(postgres.url).set(database="deaf").render_as_string(False)
+    async with (
+        opened_database(postgres.url, pool_size=2) as database,
+        relay_to(postgres.url) as (relay, relayed_url),
+    ):
         runs, hears = [await service.start(**settings) for _ in range(2)]
-        is_deaf = await service.start(**settings, database_direct_url=deaf)
+        is_deaf = await service.start(**settings, database_direct_url=relayed_url)
         replicas = runs, hears, is_deaf
+        relay.is_frozen = True
         async with _connections(database) as most:
             lags = [await _lags(replicas, each) for each in STREAMS]
             storms = [await storm.of_resumes(runs, each) for each in (runs, hears)]
+        relay.is_frozen = False
         for running in replicas:
             await running.terminate()
     await asyncio.to_thread(postgres.release)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ from app.storage.worker_store import WorkerStore
 from app.streaming.followers import Closing, Followers
 from app.streaming.foreign_turns import ForeignTurns
 from app.wire.event import Frame
-from tests.postgres.test_fence import ADA, claimed, conversation, force, runs
+from tests.postgres.test_fence import ADA, claimed, conversation, end, force, runs
 
 log, workers = EventLog(), WorkerStore()
 
@@ -183,3 +184,22 @@ async def test_what_cannot_be_read_ends_its_own_feed_only(database: Database) ->
     assert [feed.closing for feed in feeds] == [Closing.LOST, None]
     assert feeds[1].last_seq == 1
     assert followers.followed_elsewhere == [feeds[1]]
+
+
+async def test_a_turn_that_has_ended_is_not_looked_at_any_more(database: Database) -> None:
+    """Also while somebody who is slow still reads what was brought."""
+    begun = await claimed(database, await conversation(database))
+    followers = Followers()
+    feed = followers.foreign(begun.claim.run_id, begun.claim.turn_id, after=98)
+    how = end(begun, "answer")
+    named = f'"conversation_id":"{begun.claim.run_id}","turn_id":"{begun.claim.turn_id}"'
+    last = Frame(
+        1, 99, "turn.completed", f'{{"type":"turn.completed","seq":99,{named},"turn_number":1,}}'
+    )
+    async with database.statement() as driver:
+        assert await runs.finish(driver, begun.claim, replace(how, frames=[last]))
+
+    await ForeignTurns(database, log, followers).read()
+
+    assert feed.after(98) == [last]
+    assert followers.followed_elsewhere == []

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sqlalchemy import make_url
 
 from app.storage import embedded
 from tests.process.conftest import Starter
 from tests.process.service import RunningService
 from tests.process.test_life import create, send
-from tests.relay import Relay
+from tests.relay import relay_to
 from tests.scripted_model import Gate, Hold, Pause, Reply, ScriptedModel
 from tests.sse import Block, parse, read, text_of
 
@@ -178,9 +177,7 @@ async def test_a_listener_on_a_dead_link_is_noticed_and_nothing_waits_for_it(
 ) -> None:
     """Notifications stop without a word; streams go on by looking, and then it listens again."""
     postgres = await asyncio.to_thread(embedded.start, directory)
-    url = make_url(postgres.url)
-    async with Relay(str(url.query["host"]), 5432).running() as relay:
-        direct = f"postgresql://{url.query['user']}@127.0.0.1:{relay.port}/{url.database}"
+    async with relay_to(postgres.url) as (relay, direct):
         first = await started()
         second = await started(database_url=postgres.url, database_direct_url=direct)
         gate = Gate()

@@ -115,21 +115,47 @@ async def test_a_signal_lets_turns_end_and_a_second_does_not(
     await until_gone(all_of_them)
 
 
-async def test_workers_do_not_outlive_their_supervisor(
+async def test_workers_do_not_outlive_their_supervisor_nor_keep_its_port(
     started: Starter, model: ScriptedModel
 ) -> None:
-    running = await started("--workers", "2", **SERVER_SETTINGS, chat_shutdown_grace=1)
+    running = await started("--workers", "2", **SERVER_SETTINGS, chat_shutdown_grace=6)
     await until_serving(running, 2)
     gate = Gate()
     model.will_say("half ", Hold(gate))
-    sending = asyncio.ensure_future(send(running.client, await create(running.client), "hi"))
+    model.will_say("once more")
+    conversation = await create(running.client)
+    sending = asyncio.ensure_future(send(running.client, conversation, "hi"))
     await gate.reached()
     all_of_them = workers(running)
 
     running.process.kill()
+    await asyncio.sleep(0.5)
+    again = await started(
+        "--workers", "2", **SERVER_SETTINGS, chat_port=running.client.base_url.port
+    )
 
+    assert any(each.is_running() for each in all_of_them)
     await until_gone(all_of_them)
     await asyncio.wait([sending])
+    path = f"/v1/conversations/{conversation}/turns"
+    async with asyncio.timeout(10):
+        while (turn := (await again.client.get(path)).json()["data"][0])["status"] == "running":
+            await asyncio.sleep(0.1)
+    assert (turn["output"], turn["attempt"]) == ("once more", 2)
+
+
+async def test_a_frozen_worker_does_not_keep_the_others_from_ending(started: Starter) -> None:
+    running = await started("--workers", "2", **SERVER_SETTINGS)
+    await until_serving(running, 2)
+    all_of_them = workers(running)
+    all_of_them[0].suspend()
+    running.process.send_signal(signal.SIGTERM)
+    await asyncio.sleep(0.5)
+
+    assert await running.send_signal(signal.SIGTERM) == 0
+
+    await until_gone(all_of_them)
+    assert running.events("killing_workers")
 
 
 async def test_without_a_database_they_wait_for_it(started: Starter) -> None:
@@ -145,9 +171,10 @@ async def test_without_a_database_they_wait_for_it(started: Starter) -> None:
     ("count", "settings", "message"),
     [
         ("2", {"chat_auto_migrate": "off"}, "schema is behind"),
+        ("4", {"chat_tools": "no_such_module"}, "no_such_module"),
         ("8", {"chat_db_pool": 20}, "8 workers with CHAT_DB_POOL=20 need 168 connections"),
     ],
-    ids=["behind", "too many"],
+    ids=["behind", "no tools", "too many"],
 )
 async def test_what_cannot_start_ends_with_one_line(
     directory: Path, count: str, settings: dict[str, object], message: str
@@ -158,7 +185,6 @@ async def test_what_cannot_start_ends_with_one_line(
     await running.kill()
 
     assert status == 1
-    lines = [entry["event"] for entry in running.log if entry["event"].startswith("chat-workflow:")]
-    assert lines
-    assert all(message in line for line in lines)
-    assert not running.events("serving")
+    (line,) = running.log
+    assert line["event"].startswith("chat-workflow: ")
+    assert message in line["event"]

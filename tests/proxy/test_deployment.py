@@ -129,7 +129,9 @@ async def test_no_replica_is_a_problem_that_says_so_and_goes_away(
     for running in deployment.replicas:
         await running.kill()
 
-    for answer in (await client.get("/v1/conversations"), await send(client, conversation, "hi")):
+    answers = await client.get("/v1/conversations"), await send(client, conversation, "hi")
+    assert [answer.json()["retryable"] for answer in answers] == [True, False]
+    for answer in answers:
         assert (answer.status_code, answer.json()["code"]) == (503, "no_replica")
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.headers["retry-after"] == "1"
