@@ -243,8 +243,17 @@ def _assemble(
     executor = DirectExecutor(
         PydanticAIAgent(models, retries=settings.chat_model_retries, tools=tools)
     )
-    turn = ChatTurn(database, runs, transcripts, request_keys, Journal(), executor, recorder)
     lease = Lease(database, workers, length=settings.chat_lease)
+    turn = ChatTurn(
+        database,
+        runs,
+        transcripts,
+        request_keys,
+        Journal(),
+        executor,
+        recorder,
+        may_run=lease.is_current,
+    )
     forced_end = ForcedEnd(database, runs, transcripts, event_log, paths)
 
     def read_elsewhere(turn_id: TurnId) -> None:

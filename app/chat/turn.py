@@ -6,7 +6,7 @@ behind what its journal says was finished.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -96,7 +96,11 @@ class ChatTurn:
         journal: Journal,
         executor: StepExecutor,
         recorder: Recorder,
+        *,
+        may_run: Callable[[], bool],
     ) -> None:
+        """`may_run`: whether this process still has its right to run turns."""
+        self._may_run = may_run
         self._database = database
         self._runs = runs
         self._transcripts = transcripts
@@ -253,7 +257,7 @@ class ChatTurn:
     async def _step_of(
         self, begun: BegunTurn, prompt: ConversationMessage, log: TurnLog
     ) -> StepInput:
-        journal = await journal_of(self._database, self._journal, begun)
+        journal = await journal_of(self._database, self._journal, begun, self._may_run)
         return replace(await self._context.step_for(begun, prompt, log.now), journal=journal)
 
     async def _was_asked_for(self, begun: BegunTurn) -> bool:

@@ -1,6 +1,6 @@
 """The journal of one running turn, as its step sees it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from app.engine.shield import uninterrupted
 from app.errors import LostOwnershipError
@@ -14,8 +14,15 @@ class TurnJournal:
     """A StepJournal. What is recorded is for the next attempt, and so is not looked up again here."""
 
     def __init__(
-        self, database: Database, journal: Journal, claim: Claim, entries: Mapping[str, str]
+        self,
+        database: Database,
+        journal: Journal,
+        claim: Claim,
+        entries: Mapping[str, str],
+        may_run: Callable[[], bool],
     ) -> None:
+        """`may_run`: whether this process still has its right to run turns, by its own clock."""
+        self._may_run = may_run
         self._database = database
         self._journal = journal
         self._claim = claim
@@ -29,8 +36,13 @@ class TurnJournal:
         await uninterrupted(until_available(lambda: self._record(name, result)))
 
     async def require_ours(self) -> None:
-        """A process that was frozen finds out before it does what another may have done."""
+        """A process that was frozen finds out before it does what another may have done.
+
+        Also one that was frozen after the database had answered.
+        """
         await until_available(self._require_ours)
+        if not self._may_run():
+            raise LostOwnershipError
 
     async def _require_ours(self) -> None:
         async with self._database.statement() as driver:
@@ -43,10 +55,12 @@ class TurnJournal:
                 raise LostOwnershipError
 
 
-async def journal_of(database: Database, journal: Journal, begun: BegunTurn) -> TurnJournal:
+async def journal_of(
+    database: Database, journal: Journal, begun: BegunTurn, may_run: Callable[[], bool]
+) -> TurnJournal:
     """With what earlier attempts have left; the first has nothing to read."""
     entries: Mapping[str, str] = {}
     if begun.attempt > 1:
         async with database.statement() as driver:
             entries = await journal.entries(driver, begun.claim)
-    return TurnJournal(database, journal, begun.claim, entries)
+    return TurnJournal(database, journal, begun.claim, entries, may_run)

@@ -50,6 +50,10 @@ class Lease:
     def is_held(self) -> bool:
         return self._is_held
 
+    def is_current(self) -> bool:
+        """Held, and renewed in time: also right for a process that was frozen until just now."""
+        return self._is_held and self._left() > 0
+
     async def register(self) -> None:
         """Makes this process a worker. Raises DatabaseUnavailableError."""
         started = time.monotonic()

@@ -8,12 +8,13 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
+from app.chat.turn_journal import journal_of
 from app.engine.forced_end import ForcedEnd
 from app.engine.lease import Lease
 from app.engine.local import LocalEngine
 from app.engine.recovery import Recovery
 from app.engine.takeover import Takeover
-from app.errors import DatabaseUnavailableError, OverloadedError
+from app.errors import DatabaseUnavailableError, LostOwnershipError, OverloadedError
 from app.events.stream_event import TurnStarted
 from app.ids import ConversationId, WorkerId, new_turn_id, new_worker_id
 from app.messages.message import ConversationMessage
@@ -538,3 +539,22 @@ async def test_room_is_kept_for_turns_that_wait_for_a_process(
     with replica.engine.claiming(new_turn_id()):
         pass
     await replica.engine.stop_all()
+
+
+async def test_a_process_that_was_frozen_does_nothing_more_although_its_turn_is_still_its_own(
+    database: Database,
+) -> None:
+    """Its lease has run out by its own clock; another may take the turn in this moment."""
+    lease = Lease(database, workers, length=0.6)
+    await lease.register()
+    begun = await claimed(database, await conversation(database), lease.worker_id)
+    of_turn = await journal_of(database, journal, begun, lease.is_current)
+    await of_turn.require_ours()
+
+    await asyncio.sleep(0.5)  # nobody renews, as when it is frozen
+
+    async with database.statement() as driver:
+        assert await journal.is_live(driver, begun.claim)
+    with pytest.raises(LostOwnershipError):
+        await of_turn.require_ours()
+    await lease.release()
