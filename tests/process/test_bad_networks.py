@@ -195,7 +195,7 @@ async def test_a_listener_on_a_dead_link_is_noticed_and_nothing_waits_for_it(
         answer, began = await sending, time.monotonic()
         found = await following
 
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 3
         assert text_of(found) == answer.json()["output"]
         async with asyncio.timeout(30):
             while not second.events("listener_lost"):
