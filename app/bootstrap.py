@@ -145,8 +145,9 @@ async def running_service(settings: Settings, database_url: str) -> AsyncGenerat
 
         async def begin() -> None:
             await prepare_schema(settings, database_url)
-            await service.lease.register()
             await _check_ways(database, direct)
+            # Last: what fails is tried again, and this can be done once only.
+            await service.lease.register()
 
         has_begun = await _begins_at_once(begin)
         async with asyncio.TaskGroup() as group:

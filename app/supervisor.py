@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from app.errors import ConfigurationError
 from app.observability.logging import get_logger
+from app.server import SIGNALS
 
 logger = get_logger()
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Seconds that a process has to live to be replaced at once; else the pause doubles.
 STEADY = 10.0
 FIRST_PAUSE = 1.0
@@ -52,7 +52,7 @@ class Supervisor:
         """Until SIGTERM or SIGINT, and until all have ended; returns the exit status.
 
         A second signal ends them without their grace. The first worker starts alone: when it ends
-        before it has served, the others would as well, and its status is the answer.
+        before it has served, the others would as well, and the status is 1.
         """
         loop = asyncio.get_running_loop()
         for number in SIGNALS:

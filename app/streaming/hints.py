@@ -24,7 +24,7 @@ class Hints:
 
         Who follows a conversation while it has a turn is told by the turn.
         """
-        streamed = {feed.run_id for feed in self.followers.followed_elsewhere}
+        streamed = self._streamed()
         if named is None or named & streamed:
             self.followers.foreign_bell.ring()
         if named is None or named & self.conversation_watch.followed - streamed - self.held():
@@ -33,9 +33,14 @@ class Hints:
     def changes(self, named: Named) -> None:
         if named is None or named & self.held():
             self.look_after_turns()
-        self.followers.foreign_bell.ring()
+        if named is None or named & self._streamed():
+            self.followers.foreign_bell.ring()
         if named is None or named & self.conversation_watch.followed:
             self.conversation_watch.bell.ring()
 
     def releases(self, _named: Named) -> None:
         self.sweep()
+
+    def _streamed(self) -> Set[ConversationId]:
+        """Those of which a turn of another process is read here."""
+        return {feed.run_id for feed in self.followers.followed_elsewhere}

@@ -125,6 +125,12 @@ class Follower:
                 await asyncio.sleep(0.005)
 
 
+async def followed(client: httpx.AsyncClient, conversation: str) -> Follower:
+    """Its latest turn, from the first event on."""
+    turns = (await client.get(f"{path_of(conversation)}/turns")).json()["data"]
+    return Follower(client, turns[0]["links"]["events"])
+
+
 async def test_followed_elsewhere_it_is_live(
     live: httpx.AsyncClient, there: httpx.AsyncClient, model: ScriptedModel
 ) -> None:
@@ -133,8 +139,7 @@ async def test_followed_elsewhere_it_is_live(
     conversation = await create(live)
     watching = asyncio.ensure_future(stream(live, conversation))
     await gates[0].reached()
-    turn = (await there.get(f"{path_of(conversation)}/turns")).json()["data"][0]
-    follower = Follower(there, turn["links"]["events"])
+    follower = await followed(there, conversation)
 
     for number, gate in enumerate(gates):
         gate.open()
@@ -148,8 +153,7 @@ async def test_cancelled_from_the_other(
     live: httpx.AsyncClient, there: httpx.AsyncClient, model: ScriptedModel
 ) -> None:
     conversation, watching = await begun(live, model, "half ")
-    turn = (await there.get(f"{path_of(conversation)}/turns")).json()["data"][0]
-    follower = Follower(there, turn["links"]["events"])
+    follower = await followed(there, conversation)
     await follower.has("half ")
 
     stopped = await cancel(there, conversation)
@@ -166,8 +170,7 @@ async def test_deleted_from_the_other(
     live: httpx.AsyncClient, there: httpx.AsyncClient, model: ScriptedModel
 ) -> None:
     conversation, watching = await begun(live, model, "half ")
-    turn = (await there.get(f"{path_of(conversation)}/turns")).json()["data"][0]
-    follower = Follower(there, turn["links"]["events"])
+    follower = await followed(there, conversation)
     of_all = follow(there, conversation)
     await follower.has("half ")
 
@@ -189,8 +192,7 @@ async def test_a_deletion_here_ends_what_follows_it_elsewhere(
     live: httpx.AsyncClient, there: httpx.AsyncClient, model: ScriptedModel
 ) -> None:
     conversation, watching = await begun(live, model, "half ")
-    turn = (await there.get(f"{path_of(conversation)}/turns")).json()["data"][0]
-    follower = Follower(there, turn["links"]["events"])
+    follower = await followed(there, conversation)
     await follower.has("half ")
 
     assert (await live.delete(path_of(conversation))).status_code == 204
@@ -257,10 +259,7 @@ async def test_one_query_serves_all_streams_of_all_turns(
     conversations = [await create(live) for _ in range(10)]
     watching = [asyncio.ensure_future(stream(live, each)) for each in conversations]
     await gate.reached(10)
-    turns = [
-        (await there.get(f"{path_of(each)}/turns")).json()["data"][0] for each in conversations
-    ]
-    followers = [Follower(there, turn["links"]["events"]) for turn in turns for _ in range(5)]
+    followers = [await followed(there, each) for each in conversations for _ in range(5)]
     await asyncio.gather(*(follower.has("a ") for follower in followers))
     await asyncio.sleep(0.6)
     with counted(other.database) as queries:
@@ -303,8 +302,7 @@ async def test_a_listener_that_is_lost_comes_back(
     """The server ends it in the middle of a followed turn; nothing is lost, and it listens again."""
     gate = Gate()
     conversation, watching = await _followed(live, model, gate)
-    turn = (await there.get(f"{path_of(conversation)}/turns")).json()["data"][0]
-    follower = Follower(there, turn["links"]["events"])
+    follower = await followed(there, conversation)
     await follower.has("a ")
     async with other.database.statement() as driver:
         ended = await driver.fetch(f"SELECT pg_terminate_backend(pid) {LISTENERS}")

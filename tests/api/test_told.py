@@ -14,7 +14,7 @@ from tests.api.test_cancel import begun
 from tests.api.test_conversations import create
 from tests.api.test_follow import close, follow, path_of, until_followed
 from tests.api.test_messages import send
-from tests.api.test_replicas import Follower, raw
+from tests.api.test_replicas import followed, raw
 from tests.api.test_streams import stream
 from tests.conftest import delete_all, on_a_socket
 from tests.scripted_model import CallTool, Gate, Hold, ScriptedModel
@@ -47,11 +47,6 @@ async def replicas(
         await delete_all(first.database)
 
 
-async def events_of(client: httpx.AsyncClient, conversation: str) -> str:
-    turns = (await client.get(f"{path_of(conversation)}/turns")).json()["data"]
-    return turns[0]["links"]["events"]
-
-
 @pytest.mark.timeout(20)
 async def test_each_flush_and_the_end(
     replicas: list[tuple[Service, httpx.AsyncClient]], model: ScriptedModel
@@ -62,7 +57,7 @@ async def test_each_flush_and_the_end(
     conversation = await create(here)
     watching = asyncio.ensure_future(stream(here, conversation))
     await gates[0].reached()
-    follower = Follower(there, await events_of(there, conversation))
+    follower = await followed(there, conversation)
     for number, gate in enumerate(gates):
         gate.open()
         await follower.has(f"word {number} ")
@@ -111,7 +106,7 @@ async def test_an_erasure_reaches_owner_and_followers(
 ) -> None:
     (owner, here), (_, there) = replicas
     conversation, watching = await begun(here, model, "half ")
-    follower = Follower(there, await events_of(there, conversation))
+    follower = await followed(there, conversation)
     await follower.has("half ")
 
     assert (await there.delete(path_of(conversation))).status_code == 204
@@ -154,7 +149,7 @@ async def test_a_hand_over(
     (owner, here), (_, there) = replicas
     conversation, watching = await begun(here, model, "half ")
     model.will_say("and whole")
-    follower = Follower(there, await events_of(there, conversation))
+    follower = await followed(there, conversation)
     await follower.has("half ")
 
     await owner.drain(0)
@@ -178,7 +173,7 @@ async def test_more_than_one_page_comes_without_being_told_twice(
     conversation = await create(here)
     watching = asyncio.ensure_future(stream(here, conversation))
     await gate.reached()
-    follower = Follower(there, await events_of(there, conversation))
+    follower = await followed(there, conversation)
     await follower.has("a ")
     gate.open()
     await follower.done

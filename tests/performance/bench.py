@@ -30,7 +30,7 @@ from starlette.routing import Route
 from tests.performance import flushes, replicas
 from tests.postmasters import postmasters
 from tests.process import service
-from tests.scripted_model import Pause, Reply, ScriptedModel, Step
+from tests.scripted_model import Pause, Step
 
 TOKENS = 200
 PACES = (0.0, 0.005)
@@ -73,18 +73,10 @@ class Figure:
 
 
 def run_model(told: Any, pace: float) -> None:
-    async def main() -> None:
-        async with ScriptedModel().serving() as model:
-            steps: list[Step] = []
-            for number in range(TOKENS):
-                steps += [f"w{number} ", *([Pause(pace)] if pace else [])]
-            model.will_always(Reply(steps))
-            told.send(model.base_url)
-            while True:
-                await asyncio.sleep(1)
-                model.requests.clear()
-
-    asyncio.run(main())
+    steps: list[Step] = []
+    for number in range(TOKENS):
+        steps += [f"w{number} ", *([Pause(pace)] if pace else [])]
+    asyncio.run(replicas.always(steps, told))
 
 
 def run_floor(told: Any, model_url: str) -> None:

@@ -23,7 +23,7 @@ from tests.performance import storm
 from tests.process import service
 from tests.process.service import RunningService
 from tests.relay import relay_to
-from tests.scripted_model import Pause, Reply, ScriptedModel, Stamp
+from tests.scripted_model import Pause, Reply, ScriptedModel, Stamp, Step
 
 STREAMS = (1, 20, 64)
 PER_SECOND = 50
@@ -77,17 +77,21 @@ class Replicas:
 
 
 def run_model(told: Any) -> None:
-    steps = [s for _ in range(PER_SECOND * SECONDS) for s in (Stamp(), Pause(1 / PER_SECOND))]
+    steps: list[Step] = [
+        s for _ in range(PER_SECOND * SECONDS) for s in (Stamp(), Pause(1 / PER_SECOND))
+    ]
 
-    async def main() -> None:
-        async with ScriptedModel().serving() as model:
-            model.will_always(Reply(steps))
-            told.send(model.base_url)
-            while True:
-                await asyncio.sleep(1)
-                model.requests.clear()
+    asyncio.run(always(steps, told))
 
-    asyncio.run(main())
+
+async def always(steps: Sequence[Step], told: Any) -> None:
+    """A model that says the same to everyone, for as long as its process lives."""
+    async with ScriptedModel().serving() as model:
+        model.will_always(Reply(steps))
+        told.send(model.base_url)
+        while True:
+            await asyncio.sleep(1)
+            model.requests.clear()
 
 
 async def measured(model_url: str, directory: Path) -> Replicas:
